@@ -1,5 +1,6 @@
 # Two commands do everything on a machine with Python >= 3.11, a C++ compiler and make: `make test` and `make bench`.
 # The first run sets up .venv (torch, nvcc where it is missing, the tools) and builds; later ones only build what changed.
+# Neither needs a GPU: `make bench` shows sums on the CPU then, and the tests run on the CPU alone.
 
 TORCH  ?= 2.11.0#   the torch to install in .venv and to build for: 2.11 to 2.15
 CUDA   ?= $(or $(GPUREDUCE_CUDA),$(USE_CUDA))#  0 leaves CUDA out
@@ -23,7 +24,7 @@ MAKEFLAGS += --no-print-directory
 help:
 	@echo 'make test    set up, build, and run the tests          (ARGS="-k order -x")'
 	@echo 'make test-docs  and the tests of documents, packaging and reports'
-	@echo 'make bench   set up, build, and measure about 45 cells (ARGS="--help")'
+	@echo 'make bench   set up, build, and show sums beside torch.sum, on the GPU or, without one, on the CPU (ARGS="--help")'
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
 	@echo 'make course  emulate the ladder on the CPU, with counters: needs Python and g++, no torch, no GPU and no build'
@@ -141,15 +142,18 @@ family: build
 	$(PY) bench/rows_report.py
 	$(PY) bench/index_report.py
 	$(PY) bench/exact_report.py
+	$(PY) bench/report.py
 
 ranks: build
 	PYTHONPATH=. $(PY) bench/ranks.py --save $(ARGS)
 	$(PY) bench/ranks_report.py
+	$(PY) bench/report.py
 
 models: build
 	PYTHONPATH=. $(PY) bench/models.py --save $(ARGS)
 	PYTHONPATH=. $(PY) examples/batch_invariance.py --save
 	$(PY) bench/models_report.py
+	$(PY) bench/report.py
 
 NATIVE = $(shell find csrc tools torch_reduce/ladder/emulator -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)

@@ -9,7 +9,8 @@ tools/torches.py has fetched.
 
 Environment: GPUREDUCE_CUDA=0, or torch's USE_CUDA=0, leaves CUDA out (where both are set, the former decides);
 TORCH_CUDA_ARCH_LIST ("9.0 10.0+PTX", "Hopper"), CUDA_HOME, CXX, CC and MAX_JOBS are as in torch;
-GPUREDUCE_TOOLKIT=pypi is explained in tools/toolkit.py; VERBOSE=1 shows every command, not only one that fails.
+GPUREDUCE_TOOLKIT=pypi is explained in tools/toolkit.py; VERBOSE=1 shows every command, not only one that fails;
+GPUREDUCE_SANITIZE="address,undefined" has g++ check the host's code at run time: `make sanitize` builds so.
 """
 
 import fcntl
@@ -119,6 +120,12 @@ if CUDA and int(torch.version.cuda.split(".")[0]) >= 13:
 # The names of thousands of templates are a seventh of the library, and nobody needs those that it does not export; nor
 # code that nothing calls.
 LINK_FLAGS = ["-Wl,-s", "-Wl,--gc-sections"]
+if SANITIZE := os.environ.get("GPUREDUCE_SANITIZE"):
+    # An error ends the process. Frames are larger, and names are kept for the traces. vptr would need torch's type
+    # information, which torch hides.
+    CHECKS = [f"-fsanitize={SANITIZE}", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
+    CXX_FLAGS += [*CHECKS, "-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-frame-larger-than"]
+    LINK_FLAGS = [*CHECKS, "-Wl,--gc-sections"]
 
 
 def say(text):

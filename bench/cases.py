@@ -306,10 +306,36 @@ awkward float32 (4096,) expanded to (16384, 4096) dim 0
 """.strip().splitlines()
 
 
-def short_cases(cases):
-    """The cases of the short grid, and the names of those that torch.compile is measured on."""
-    names = {line.removeprefix("+ ") for line in SHORT}
-    return [c for c in cases if c.name in names], {line[2:] for line in SHORT if line.startswith("+ ")}
+# the short grid of a machine without a GPU
+SHORT_CPU = """
+full float32 2^10
+full float32 2^14
+full float32 2^20
+full float32 2^24
+full float32 2^26
+full bfloat16 2^20
+full float8_e4m3fn 2^20
+full int8 2^24
+full int64 2^24
+rows float32 (262144, 8)
+rows float32 (65536, 100)
+rows float32 (4096, 4096)
+rows bfloat16 (4096, 4097)
+rows uint8 (4096, 1024)
+columns float32 (4096, 4096)
+columns bfloat16 (65536, 64)
+columns float32 (2^20, 4)
+inside float32 (64, 1024, 64) dim 1
+inside float32 (64, 256, 14, 14) dims 0, 2, 3
+awkward float32 x[::2] of 2^22
+awkward float32 (4096, 1024).t() dim 0
+""".strip().splitlines()
+
+
+def short_cases(cases, short=SHORT):
+    """The cases of a short grid, and the names of those that torch.compile is measured on."""
+    names = {line.removeprefix("+ ") for line in short}
+    return [c for c in cases if c.name in names], {line[2:] for line in short if line.startswith("+ ")}
 
 
 # --- choosing -----------------------------------------------------------------------------------------------

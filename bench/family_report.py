@@ -1,5 +1,5 @@
 """Makes the table of functions in README.md and the measured parts of docs/norms.md, family.md, weighted.md and
-segments.md from bench/results/*/{family,weighted,segments}.json.
+segments.md from bench/results/*/{grid,family,weighted,segments}.json.
 
     python bench/family_report.py            writes them
     python bench/family_report.py --check    changes nothing; exit status 1 and a diff if the results give others
@@ -14,18 +14,17 @@ import provenance
 import report
 
 ROOT = provenance.ROOT
-FILES = ("family.json", "weighted.json", "segments.json")
+FILES = ("grid.json", "family.json", "weighted.json", "segments.json")
 NOTE = "<!-- made by bench/family_report.py; do not edit -->"
 WAYS = ("segment_reduce", "nested", "index_add")  # torch's, to sum segments
 
 
 def source_lines(results, root):
-    """What it was measured on, and a second paragraph if csrc/ has changed since."""
+    """Where and when it was measured, on what, and what of csrc/ has changed since; the last line is empty."""
     hashes = provenance.sources(results, "cuda")
     where = f"{results['gpu']}, driver {results['driver']}, CUDA {results['cuda']}"
-    note = provenance.stale_note(hashes, root)
-    lines = [f"{where}; {results['date']}, torch {results['torch']}; {provenance.at(hashes)}.", ""]
-    return [*lines, *([note, ""] if note else [])]
+    note = provenance.since(provenance.changed(hashes, root))
+    return [f"{where}; {results['date']}, torch {results['torch']}; {provenance.at(hashes)}{note}.", ""]
 
 
 def cell(row):
@@ -157,7 +156,7 @@ PARTS = {
 # A call, whose arguments it has, what it is, and the operations under which it was measured.
 FUNCTIONS = (
     ("sum(x, 1)", "`torch.sum`", "the sum", "sum"),
-    ("mean(x, 1)", "`torch.mean`", "the sum, divided once", ""),
+    ("mean(x, 1)", "`torch.mean`", "the sum, divided once: the sum's kernels and times", "sum"),
     ("nansum(x, 1)", "`torch.nansum`", "the sum of all elements that are not NaN", "nansum"),
     ("prod(x, (0, 1))", "`torch.prod`, any dims", "the product, in the same order", "prod"),
     ("amax(x, 1)`, `amin", "`torch.amax`", "the largest, the smallest element", "amax amin"),
@@ -217,7 +216,13 @@ def list_ratios(results):
     return [(row["torch powsum"]["us"] / row["powsum"]["us"], None) for row in results.get("lists", [])]
 
 
-RATIOS = {"weighted": weighted_ratios, "segments": segment_ratios, "powsum": list_ratios}  # of all others as of a norm
+def sum_ratios(results):
+    cases = [case["us"] for case in results.get("cases", []) if {"torch", "compile"} <= case.get("us", {}).keys()]
+    return [(us["torch"] / us["ours"], us["compile"] / us["ours"]) for us in cases]
+
+
+# All others are read as norms are.
+RATIOS = {"sum": sum_ratios, "weighted": weighted_ratios, "segments": segment_ratios, "powsum": list_ratios}
 
 
 def ratios_of(results, name):
@@ -231,25 +236,32 @@ def ratios_of(results, name):
 def summary(all_results, root):
     """The table of functions: of torch's times over ours in an operation's cells the mean, least and largest.
 
-    Of the GPUs of which something was measured on today's sources; or of all, if there is none.
+    Of the GPUs of which something was measured on today's sources; or of all, if there is none. Among these, of those
+    on which the most functions were measured.
     """
-    today = {r["gpu"] for r in all_results if not provenance.stale_note(provenance.sources(r, "cuda"), root)}
+    today = {r["gpu"] for r in all_results if not provenance.changed(provenance.sources(r, "cuda"), root)}
     measured = [results for results in all_results if results["gpu"] in today] or all_results
     merged = {}
     for results in measured:
         merged.setdefault(results["gpu"], {}).update(results)
-    columns = [f"× {rival}, {gpu}" for gpu in merged for rival in ("eager", "torch.compile")]
+    found = {
+        gpu: [[pair for name in names.split() for pair in ratios_of(results, name)] for *_, names in FUNCTIONS]
+        for gpu, results in merged.items()
+    }
+    most = max((sum(map(bool, of_gpu)) for of_gpu in found.values()), default=0)
+    found = {gpu: of_gpu for gpu, of_gpu in found.items() if sum(map(bool, of_gpu)) == most}
+    columns = [f"× {rival}, {gpu}" for gpu in found for rival in ("eager", "torch.compile")]
     rows = []
-    for call, arguments, what, names in FUNCTIONS:
+    for i, (call, arguments, what, _) in enumerate(FUNCTIONS):
         texts = []
-        for results in merged.values():
-            pairs = [pair for name in names.split() for pair in ratios_of(results, name)]
-            for ratios in zip(*pairs, strict=True) if pairs else [()] * 2:
+        for of_gpu in found.values():
+            for ratios in zip(*of_gpu[i], strict=True) if of_gpu[i] else [()] * 2:
                 ratios = [ratio for ratio in ratios if ratio]
                 mean = statistics.geometric_mean(ratios) if ratios else 0
-                texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
+                texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "not measured")
         rows.append([f"`{call}`", arguments, what, *texts])
-    sources = list(dict.fromkeys("\n".join(source_lines(results, root)) for results in measured))
+    shown = [results for results in measured if results["gpu"] in found]
+    sources = report.measured_when(shown, [provenance.sources(results, "cuda") for results in shown], root)
     head, _, *body = report.table(["torch_reduce.", "arguments of", "what it is", *columns], rows)
     return [head, "| " + " | ".join([":--"] * 3 + ["--:"] * len(columns)) + " |", *body, "", *sources]
 

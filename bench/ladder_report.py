@@ -82,12 +82,13 @@ def source_lines(slug, results):
         compared = "The kernels were not measured by themselves: every figure is of the sum."
     text = (
         f"{results['gpu']}, {results['date']}: driver {results['driver']}, torch {results['torch']}, "
-        f"CUDA {results['cuda']}; ladder at `{results['csrc'][:12]}`. 2^24 float32 (2^25 in chapter 5), blocks "
-        f"of 512 where they can be chosen, cold caches, medians of {climb['rungs'][1]['repeats']}. "
+        f"CUDA {results['cuda']}; ladder at `{results['csrc'][:12]}`{since(measured_on(results))}. "
+        f"2^24 float32 (2^25 in chapter 5), blocks of 512 where they can be chosen, cold caches, "
+        f"medians of {climb['rungs'][1]['repeats']}. "
         f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s. "
         f"Step: over the rung that the file compares itself with; total: over neighbored. {compared}"
     )
-    return [*wrapped(text), "", *stale_lines(results)]
+    return [*wrapped(text), ""]
 
 
 def measured_on(results):
@@ -95,10 +96,9 @@ def measured_on(results):
     return {"ladder": results["csrc"], "cuda": results.get("sources", {}).get("cuda")}
 
 
-def stale_lines(results):
-    """A paragraph if csrc/ has changed since."""
-    note = provenance.stale_note(measured_on(results))
-    return [note, ""] if note else []
+def since(hashes):
+    """What to add to the date: what of csrc/ has changed."""
+    return provenance.since(provenance.changed(hashes))
 
 
 def counter_names():
@@ -123,10 +123,10 @@ def chapter(slug, results, number):
     """A chapter's picture, its times, and its counters, folded."""
     rungs = {rung.name: rung for rung in ladder.rungs() if rung.chapter == number}
     climb = results["climb"]
-    text = f"{results['gpu']}, {results['date']}. [How it is measured](measuring.md)."
-    stale = provenance.stale_note(measured_on(results) if number == 6 else {"ladder": results["csrc"]})
+    stale = since(measured_on(results) if number == 6 else {"ladder": results["csrc"]})
+    text = f"{results['gpu']}, {results['date']}{stale}. [How it is measured](measuring.md)."
     table = [[f"[{r.number} {r.name}](../../csrc/ladder/{r.file})", *cells] for r, cells in rows(climb, rungs)]
-    lines = [*chapter_picture(slug, results, number), text, "", *([stale, ""] if stale else [])]
+    lines = [*chapter_picture(slug, results, number), text, ""]
     lines += [*report.table(["rung", *HEADER], table), ""]
     counters = counter_table(climb, rungs)
     return lines + (report.folded("The counters", counters[:-1]) if counters else [])
@@ -487,13 +487,13 @@ LANGUAGES = {  # the table's head, what its figures are, what is said if sources
     "zh": (
         ["级", "章", "求和，µs", "GB/s", "加速比"],
         "{gpu}，{date}。µs 和加速比是整个求和的，GB/s 是核函数的（`engine` 是整个求和的）。",
-        "**测量之后有改动的源码**：{}。",
+        "测量之后有改动的源码：{}。",
         {"ladder": "阶梯的核函数", "cuda": "`engine`"},
     ),
     "es": (
         ["peldaño", "capítulo", "suma, µs", "GB/s", "aceleración"],
         "{gpu}, {date}. Los µs y la aceleración son de la suma entera; los GB/s, del kernel (de `engine`, de la suma).",
-        "**Medido con fuentes anteriores**. Lo que ha cambiado desde entonces: {}.",
+        " Lo que ha cambiado desde entonces: {}.",
         {"ladder": "los kernels de la escalera", "cuda": "`engine`"},
     ),
 }
@@ -506,9 +506,9 @@ def few(slug, results, language):
         [f"[{rung.number} {rung.name}](../../csrc/ladder/{rung.file})", str(rung.chapter), cells[1], cells[2], cells[5]]
         for rung, cells in rows(results["climb"], FEW)
     ]
-    changed = [names[part] for part, known in measured_on(results).items() if provenance.stale_note({part: known})]
-    stale = [older.format(", ".join(changed)), ""] if changed else []
-    return [note.format(**results), "", *stale, *report.table(head, table), ""]
+    changed = [names[part] for part, known in measured_on(results).items() if provenance.changed({part: known})]
+    stale = older.format(", ".join(changed)) if changed else ""
+    return [note.format(**results) + stale, "", *report.table(head, table), ""]
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------
@@ -535,9 +535,9 @@ def readme(slug, results):
     text = (
         f"Rung 25, `multi_element`, reads 2^28 floats at {share:.1%} of the rate of the fastest kernel that only "
         f"reads. The picture has the time of each rung for 2^24 floats on {results['gpu']}, measured on "
-        f"{results['date']} with torch {results['torch']}."
+        f"{results['date']} with torch {results['torch']}{since(measured_on(results))}."
     )
-    return [*wrapped(text), "", *stale_lines(results), *picture(slug, results)]
+    return [*wrapped(text), "", *picture(slug, results)]
 
 
 def pages(root):

@@ -24,20 +24,16 @@ NOTE = "<!-- made by bench/models_report.py; do not edit -->"
 NOTHING = ["not measured yet", ""]
 
 
-def source_line(results):
-    """What it was measured on."""
+def source_line(results, root=ROOT):
+    """Where and when it was measured, on what, and what of csrc/ has changed since."""
     gpu = results["gpu"]
     where = f"{gpu}, driver {results['driver']}, CUDA {results['cuda']}" if gpu else "the CPU alone"
+    hashes = provenance.sources(results, "cuda" if gpu else "cpu")
+    at = provenance.at(hashes) + provenance.since(provenance.changed(hashes, root))
     return (
         f"{where}; {results['date']}, torch {results['torch']}, Python {results['python']}, {results['cpu_name']}, "
-        f"{results['cpu_threads']} threads; {provenance.at(provenance.sources(results, 'cuda' if gpu else 'cpu'))}."
+        f"{results['cpu_threads']} threads;\n{at}."
     )
-
-
-def source_lines(results, root):
-    """The same as a paragraph, and a second paragraph if csrc/ has changed since."""
-    note = provenance.stale_note(provenance.sources(results, "cuda"), root)
-    return [source_line(results), "", *([note, ""] if note else [])]
 
 
 def ratio(pair):
@@ -104,11 +100,6 @@ def medians(pair):
     return {name: statistics.median(pair[name]) for name in ("ours", "torch")}
 
 
-def is_noise(pair):
-    """Whether some model with ours takes no longer than some model with torch's."""
-    return min(pair["ours"]) <= max(pair["torch"])
-
-
 def replace(results):
     pair = results["replace"]
     columns = [pair["torch"], pair["ours"]]
@@ -154,28 +145,6 @@ def each(found):
     return ", ".join([f"{plural(first)} for {layout}", *(f"{number} for {layout}" for layout, number in others)])
 
 
-def slower(results, root):
-    """README's list of what takes longer inside models."""
-    found = [
-        (f"a step of `examples/train.py`, {kind}", medians(pair)["torch"] / medians(pair)["ours"])
-        for kind, pair in results.get("train", {}).items()
-        if not is_noise(pair)
-    ]
-    for case in results.get("gradients", ()):
-        name = f"{case['operation']} of {case['dtype']} ({', '.join(map(str, case['shape']))})"
-        pairs = {"in a graph": case["us"]["forward"], "with its gradient, in a graph": case["us"]["both"]}
-        pairs["with its gradient, eager"] = case["eager_us"]
-        found += [(f"{name} {how}", pair["torch"] / pair["ours"]) for how, pair in pairs.items()]
-    worse = [f"  - {what}: {report.times(ratio)}" for ratio, what in sorted((r, w) for w, r in found) if ratio < 1]
-    text = (
-        "torch's time over ours where ours is slower:"
-        if worse
-        else "nothing that was measured is slower with our sums."
-    )
-    note = provenance.stale_note(provenance.sources(results, "cuda"), root)
-    return [f"- Inside models, on {results['gpu']}, {text}", *worse, *([f"  - {note}"] if note else [])]
-
-
 PARTS = {"gradients": gradients, "host": host, "train": train, "replace": replace}  # of TIMES
 
 
@@ -191,20 +160,18 @@ def picture(slug, results, folder):
 def documents(root, times, patterns):
     """{path under root: text} of all that is made."""
     page, readme = ((root / path).read_text(encoding="utf-8") for path in (PAGE, "README.md"))
-    sources = [line for _, results in times for line in source_lines(results, root)]
+    sources = [line for _, results in times for line in (source_line(results, root), "")]
     page = report.fill(page, "models:measured", sources or NOTHING, NOTE)
     for name, part in PARTS.items():
         lines = [line for _, results in times if name in results for line in part(results)]
         page = report.fill(page, f"models:{name}", lines or NOTHING, NOTE)
     lines, shown, made = [], [], {}
     for slug, results in patterns:
-        lines += [*source_lines(results, root), *invariance(results), *picture(slug, results, "")]
+        lines += [source_line(results, root), "", *invariance(results), *picture(slug, results, "")]
         shown += [*in_words(results), *picture(slug, results, "docs/")]
         made[f"docs/images/batch-invariance-{slug}.svg"] = pictures.batch_invariance(results)
     made[PAGE] = report.fill(page, "models:invariance", lines or NOTHING, NOTE)
-    readme = report.fill(readme, "models:summary", shown or NOTHING, NOTE)
-    lines = [line for _, results in times for line in slower(results, root)]
-    made["README.md"] = report.fill(readme, "models:slower", [*lines, ""] if lines else NOTHING, NOTE)
+    made["README.md"] = report.fill(readme, "models:summary", shown or NOTHING, NOTE)
     return made
 
 

@@ -55,20 +55,24 @@ def csrc_hash(root=ROOT, part="engine"):
 
 
 def sources(results, *parts):
-    """{part: hash} of what `results` were measured on, for `stale_note`; older files know the whole engine's alone."""
+    """{part: hash} of what `results` were measured on, for `changed`; older files know the whole engine's alone."""
     known = results.get("sources", {})
     return {part: known[part] for part in parts} if set(parts) <= set(known) else {"engine": results["csrc"]}
 
 
-def stale_note(hashes, root=ROOT):
-    """A sentence in Markdown if one of {part: hash or None} is not today's hash of that part of csrc/, otherwise "".
+def changed(hashes, root=ROOT):
+    """The names of the parts of csrc/ that are others today than {part: hash or None} says."""
+    return [NAMES[part] for part, known in hashes.items() if known != csrc_hash(root, part)]
+
+
+def since(parts):
+    """What to add to a date of measurement, before the full stop: which parts of csrc/ (`changed`) have changed since.
 
     It names no hash of today: a page that has it stays as it is until it is measured anew.
     """
-    older = [NAMES[part] for part, known in hashes.items() if known != csrc_hash(root, part)]
-    if not older:
+    if not parts:
         return ""
-    return f"**Measured on older sources**: what has changed since is the {' and the '.join(older)}."
+    return f"; since then the {' and the '.join(parts)} {'has' if len(parts) == 1 else 'have'} changed"
 
 
 def at(hashes):

@@ -34,8 +34,8 @@ def rows_of(results):
 
 def source(results, root):
     """Where it was measured."""
-    first, *others = family_report.source_lines(results, root)
-    return [f"{results['gpus']} GPUs, NCCL. {first}", *others]
+    line, end = family_report.source_lines(results, root)
+    return [f"{results['gpus']} GPUs, NCCL. {line}", end]
 
 
 def calls(results, root):

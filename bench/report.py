@@ -1,5 +1,5 @@
 """Makes the measured part of the documentation from bench/results/*/grid.json and views.json, which bench/grid.py and
-bench/views.py write, and says where csrc/ has changed since.
+bench/views.py write, and the list of what is slower from all results (bench/slower.py).
 
     python bench/report.py            writes README.md between the markers, docs/performance.md and docs/images/*.svg
     python bench/report.py --check    changes nothing; exit status 1 and a diff where they are not what the results give
@@ -18,6 +18,7 @@ import sys
 import bars
 import pictures
 import provenance
+import slower
 
 ROOT = provenance.ROOT
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
@@ -118,16 +119,22 @@ def places(results):
     return [("", results["cases"]), (" on the CPU", results.get("cpu", {}).get("cases", []))]
 
 
-def provenance_line(results):
+def provenance_line(results, root):
     ceiling = results.get("ceiling")
-    read = f" Reading 1 GiB: {ceiling['gbps']:,.0f} GB/s." if ceiling else ""
+    read = f"Reading 1 GiB: {ceiling['gbps']:,.0f} GB/s." if ceiling else ""
     cells, measured = results.get("cells", 0), len(results["cases"])
     missing = f" Of {cells} cells {measured} were measured." if measured < cells else ""
     return (
         f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, CUDA {results['cuda']}, "
         f"CUB {results.get('cub', 'none')}, Python {results['python']};\nCPU: {results['cpu_name']}, "
-        f"{results['cpu_threads']} threads; {provenance.at(sources(results))}.{read}{missing}"
+        f"{results['cpu_threads']} threads; {provenance.at(sources(results))}{since(results, root)}."
+        f"\n{read}{missing}".rstrip()
     )
+
+
+def since(results, root):
+    """What to add to the date: what of csrc/ has changed."""
+    return provenance.since(provenance.changed(sources(results), root))
 
 
 def sources(results):
@@ -136,11 +143,9 @@ def sources(results):
     return known | ({"cpu": results["cpu"]["csrc"]} if "csrc" in results.get("cpu", {}) else {})
 
 
-def warnings(results, root):
-    """Paragraphs about what the figures are not."""
+def warnings(results):
+    """A paragraph about what the figures are not."""
     lines = []
-    if note := provenance.stale_note(sources(results), root):
-        lines += [note, ""]
     cells = bars.measured(results["cases"])
     older = sum(not bars.between(case) for case in cells)
     if older:
@@ -229,7 +234,7 @@ def readme_section(results, root):
         for case in (known[name] for name in SHOWN if name in known)
     ]
     header = ["input", "dims summed", "dtype", "µs", "× torch.sum", "× torch.compile"]
-    lines = [f"**{results['gpu']}**", "", *warnings(results, root)]
+    lines = [f"**{results['gpu']}**", "", *warnings(results)]
     lines += [*table(header, rows), ""] if rows else []
     said = [
         f"{found.median:.2f}× {bars.RIVALS[rival]} in the median ({found.mean:.2f}× in the geometric mean)"
@@ -239,51 +244,80 @@ def readme_section(results, root):
     lines += [
         f"[{PAGE}]({PAGE}) has each shape, the classes, and the method.",
         f"Measured on {results['date']} with torch {results['torch']}, CUDA {results['cuda']} and driver "
-        f"{results['driver']}.",
+        f"{results['driver']}{since(results, root)}.",
         "",
     ]
     return lines
 
 
-def slower(all_results, all_views, root):
-    """README's list of what is slower, from the grid and the random views."""
-    lines = []
-    for _, results in all_results:
-        for rival, found in bars.means(results["cases"]).items():
-            if found.slower:
-                worst = pictures.times_text(found.worst)
-                text = f"in {found.slower} of {found.cells} cells, at worst {worst}× ({found.where})"
-                lines.append(f"- {results['gpu']}: {bars.RIVALS[rival]} is faster {text}.")
-        for rival, found in bars.means(results.get("cpu", {}).get("cases", [])).items():
-            if found.slower:
-                text = f"in {found.slower} of {found.cells} cells, at worst {pictures.times_text(found.worst)}×"
-                lines.append(f"- On its CPU, {bars.RIVALS[rival]} is faster {text} ({found.where}).")
-    lines += [f"- {views_text(views, root, PAGE)}" for _, views in all_views]
-    if not all_views:
-        lines.append("- Random views, which torch.sum may sum faster, are not measured yet.")
-    gpus = [results["gpu"] for _, results in all_results]
-    if len(gpus) == 1:
-        lines.append(f"- The grid was measured on one GPU model, {gpus[0]}. Its data choose the plans of others, too.")
-    elif gpus:
-        lines.append(f"- The grid was measured on these GPU models: {', '.join(gpus)}.")
-    return [*lines, ""]
+WORST = ["calls", "against", "faster in", "their time / ours, geometric mean", "worst", "worst cell"]
 
 
-def views_text(results, root, page=""):
-    """`page`: where the views are listed, from where this text stands."""
+def class_row(one):
+    """A row of a table for a class of bench/slower.py."""
+    ratio, cell, gpu = one.cells[0]
+    return [
+        one.what,
+        one.rival,
+        f"{one.slower} of {len(one.cells)}",
+        times(one.mean),
+        times(ratio),
+        f"{cell}; {gpu.removeprefix('NVIDIA ').split()[0]}",
+    ]
+
+
+def class_table(loaded, split):
+    """Of the classes in which another one is faster, the one with the worst cell first."""
+    lost = [class_row(one) for one in slower.classes(loaded, split) if one.slower]
+    head, _, *body = table(WORST, lost)
+    return [head, "| :-- | :-- | --: | --: | --: | :-- |", *body, ""] if lost else ["Nobody is faster in any cell.", ""]
+
+
+def measured_when(all_results, all_hashes, root):
+    """One line: where and when all of these were measured, and what of their {part: hash} has changed since; the last
+    line is empty."""
+    dates = sorted(results["date"] for results in all_results)
+    gpus = " and ".join(sorted({results["gpu"] for results in all_results}))
+    torchs = " and ".join(sorted({results["torch"] for results in all_results}))
+    parts = {part: None for hashes in all_hashes for part in provenance.changed(hashes, root)}
+    days = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    return [f"Measured on {gpus}, {days}, torch {torchs}{provenance.since(list(parts))}.", ""]
+
+
+def when_slower(loaded, root):
+    results = [results for _, results in loaded]
+    return measured_when(results, [slower.sources(*each) for each in loaded], root)
+
+
+def readme_slower(loaded, root):
+    """README's list of what is slower: of all results files, by kinds of calls."""
+    if not loaded:
+        return ["not measured yet", ""]
+    more = f"[{PAGE}]({PAGE}#where-it-is-slower) has the same by function."
+    return [*when_slower(loaded, root)[:1], more, "", *class_table(loaded, split=False)]
+
+
+def page_slower(loaded, root):
+    """The same for docs/performance.md, by function and kind of input."""
+    lines = ["## Where it is slower", "", "By function and kind of input, the class with the worst cell first.", ""]
+    if not loaded:
+        return [*lines, "not measured yet", ""]
+    return [*lines, *when_slower(loaded, root), *class_table(loaded, split=True)]
+
+
+def views_text(results):
+    """What the random views have in common, in words."""
     ratios = sorted(view["torch_us"] / view["us"] for view in results["views"])
-    slower = sum(ratio < 1 for ratio in ratios)
+    faster = sum(ratio < 1 for ratio in ratios)
     low, high = results["log2"]
-    note = provenance.stale_note(provenance.sources(results, "cuda"), root)
-    text = (
-        f"{results['gpu']}: of {len(ratios)} [random views]({page}#random-views) of 2^{low:g} to 2^{high:g} elements,"
-        f"\n  torch.sum is faster in {slower} ({slower / len(ratios):.1%}), at worst {times(ratios[0])}.\n  "
+    return (
+        f"{results['gpu']}: of {len(ratios)} random views of 2^{low:g} to 2^{high:g} elements, torch.sum is faster in "
+        f"{faster} ({faster / len(ratios):.1%}),\nat worst {times(ratios[0])}. "
         f"The median is {statistics.median(ratios):.2f}×, the geometric mean {statistics.geometric_mean(ratios):.2f}×."
     )
-    return f"{text}\n  {note}" if note else text
 
 
-def readme_text(text, all_results, all_views, root):
+def readme_text(text, all_results, loaded, root):
     """README's `text` with what the results give between its markers."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"README.md must hold the markers {BEGIN} and {END}, once each and in this order")
@@ -293,7 +327,7 @@ def readme_text(text, all_results, all_views, root):
     lines += [] if all_results else ["not measured yet", ""]
     head, rest = text.split(BEGIN)
     text = head + "\n".join(lines) + END + rest.split(END)[1]
-    return fill(text, SLOWER, slower(all_results, all_views, root), MADE)
+    return fill(text, SLOWER, readme_slower(loaded, root), MADE)
 
 
 # --- docs/performance.md ------------------------------------------------------------------------------------
@@ -345,7 +379,7 @@ A cell above 100% of read names its reason:
 ## How to repeat it
 On a machine with an NVIDIA GPU; the last two commands write their results into `bench/results/` and this page.
 ```
-make bench                             # about 45 cells, in a few minutes; nothing is saved
+make bench                             # about 45 cells, in a few minutes; nothing is saved. No GPU: 21 of the CPU
 make grid                              # all cells
 python bench/views.py --save && python bench/report.py
 ```
@@ -364,7 +398,7 @@ Two reasons explain most of it:
 
 def page_section(slug, results, root):
     gpu, cpu = (cases for _, cases in places(results))
-    lines = [f"## {results['gpu']}", "", provenance_line(results), "", *warnings(results, root), *wrong(results)]
+    lines = [f"## {results['gpu']}", "", provenance_line(results, root), "", *warnings(results), *wrong(results)]
     lines += [f"### By class: {slug}", "", *summary(results)]
     for kind, what in (("heat", "Ratios of all cells"), ("bandwidth", "GB/s against bytes")):
         lines += [f"![{what} on {results['gpu']}](images/{kind}-{slug}.svg)", ""]
@@ -457,23 +491,25 @@ def views_section(all_views, root):
     ]
     for _, results in all_views:
         rows = sorted((view["torch_us"] / view["us"], view) for view in results["views"])
-        slower = [[v["view"], number(v["us"]), number(v["torch_us"]), times(r)] for r, v in rows if r < 1]
-        lines += [views_text(results, root), ""]
+        lost = [[v["view"], number(v["us"]), number(v["torch_us"]), times(r)] for r, v in rows if r < 1]
+        hashes = provenance.sources(results, "cuda")
         lines += [
+            views_text(results),
             f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, "
-            f"CUDA {results['cuda']}, seed {results['seed']}; {provenance.at(provenance.sources(results, 'cuda'))}.",
+            f"CUDA {results['cuda']}, seed {results['seed']}; {provenance.at(hashes)}"
+            f"{provenance.since(provenance.changed(hashes, root))}.",
             "",
         ]
-        if slower:
+        if lost:
             lines += folded(
-                f"Where torch.sum is faster ({len(slower)})",
-                table(["view", "µs", "torch.sum, µs", "× torch.sum"], slower),
+                f"Where torch.sum is faster ({len(lost)})",
+                table(["view", "µs", "torch.sum, µs", "× torch.sum"], lost),
             )
     return lines if all_views else [*lines, "not measured yet", ""]
 
 
-def page(all_results, all_views, root):
-    lines = [INTRODUCTION]
+def page(all_results, all_views, loaded, root):
+    lines = [INTRODUCTION, *page_slower(loaded, root)]
     for slug, results in all_results:
         lines += page_section(slug, results, root)
     lines += [] if all_results else ["not measured yet", ""]
@@ -485,10 +521,10 @@ def page(all_results, all_views, root):
 
 def documents(root, all_results, all_views=()):
     """{path under root: text} of all that is made."""
-    readme = (root / "README.md").read_text(encoding="utf-8")
+    readme, loaded = (root / "README.md").read_text(encoding="utf-8"), slower.load(root)
     made = {
-        "README.md": readme_text(readme, all_results, all_views, root),
-        PAGE: page(all_results, all_views, root),
+        "README.md": readme_text(readme, all_results, loaded, root),
+        PAGE: page(all_results, all_views, loaded, root),
     }
     for slug, results in all_results:
         made[f"docs/images/heat-{slug}.svg"] = pictures.heat_map(results)

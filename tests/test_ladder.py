@@ -507,6 +507,16 @@ def program(*arguments, gpu=True):
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=300)
 
 
+def test_readme_counts_the_rungs():
+    """README's numbers of rungs, of kernels from lessons, and of our own are the ladder's."""
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split("\n## The ladder\n")[1].split())
+    others = ("This library", "CUB,", "PyTorch")
+    lessons = [rung for rung in ON_GPU if not rung.source.startswith(others)]
+    assert f"in {len(ALL)} rungs: a recursion on the CPU; {len(lessons)} kernels of the classic lessons" in text
+    own = [rung for rung in ON_GPU if rung.source.startswith("This library, with")]
+    assert f"; {len(own)} of our own about divergence; " in text and len(lessons) + len(own) + 5 == len(ALL)
+
+
 def test_list_without_a_gpu():
     """The list has every rung, chapter and source; no GPU is needed, and nothing is warned of."""
     result = program(gpu=False)

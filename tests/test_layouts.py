@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import model
-from support import DTYPES, EVERY, INSTRUCTIONS, check, data, instruction_sets, python, taken
+import torch_reduce
+from support import DTYPES, EVERY, INSTRUCTIONS, assert_same_bits, check, data, instruction_sets, python, taken
 from table import CASES, VARIANCES
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
@@ -76,6 +77,25 @@ def test_layout(name, layout, device):
     check(tensor, dims or None)
     target = torch.float64 if name in model.INTEGER else torch.float16 if name in model.FLOATING else torch.complex128
     check(tensor, dims or None, True, target)
+
+
+def test_promise_about_layouts(device):
+    """One dim has the same bits in any layout. Several dims are added as they lie in memory: equal tensors may have
+    other bits, contiguous() gives one order, and an exact sum has one result."""
+    x = torch.randn(300, 5000, generator=torch.Generator().manual_seed(1)).to(device)
+    y = x.t().contiguous().t()
+    assert x.equal(y) and not x.t().is_contiguous() and y.t().is_contiguous()
+    for op in CASES:
+        for dim in (0, 1):
+            assert_same_bits(*(op(op.around(t, dim), [dim]) for t in (x, y)), f"of {op}")
+    for function in (torch_reduce.sum, torch_reduce.mean):
+        assert not function(x).equal(function(y))
+        assert function(y).equal(function(x.t().contiguous())) and function(y.contiguous()).equal(function(x))
+        assert function(x, exact=True).equal(function(y, exact=True))
+    z = x[:, :4800].reshape(300, 60, 80)
+    turned = z.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not torch_reduce.rms_norm(z, (60, 80)).equal(torch_reduce.rms_norm(turned, (60, 80)))
+    assert torch_reduce.rms_norm(z, 80).equal(torch_reduce.rms_norm(turned, 80))
 
 
 # On both sides of a vector's, a block's and a chunk's elements, and some images.

@@ -34,6 +34,7 @@ import models_report  # noqa: E402
 import pictures  # noqa: E402
 import provenance  # noqa: E402
 import report  # noqa: E402
+import slower  # noqa: E402
 import timing  # noqa: E402
 import views  # noqa: E402
 from torch_reduce.tuning.problems import random_view  # noqa: E402
@@ -63,12 +64,13 @@ def source_hash(pattern):
 
 
 def test_table_of_functions_says_when_it_is_old():
-    """README's table names the sources that it was measured on, and says so if they have changed since."""
+    """README's table says in a line when it was measured, and whether the sources have changed since."""
     results = json.loads((ROOT / "bench" / "results" / "h200" / "family.json").read_text(encoding="utf-8"))
     now = {"cuda": provenance.csrc_hash(ROOT, "cuda")}
     for known, is_old in ((now, False), ({"cuda": "0" * 64}, True)):
         text = "\n".join(family_report.summary([results | {"sources": results["sources"] | known}], ROOT))
-        assert known["cuda"][:12] in text and ("older sources" in text) == is_old
+        assert f"Measured on NVIDIA H200, {results['date']}, torch" in text
+        assert ("since then the engine on CUDA has changed" in text) == is_old
     others = [results | {"gpu": "another", "sources": results["sources"] | {"cuda": "1" * 64}}]
     fresh = [results | {"sources": results["sources"] | now}]
     text = "\n".join(family_report.summary(fresh + others, ROOT))
@@ -87,7 +89,7 @@ def test_table_of_functions_compares_with_the_fastest_way():
     lists = {"lists": [{"powsum": {"us": 2.0}, "torch powsum": {"us": 5.0}}]}
     assert family_report.ratios_of(lists, "powsum") == [(2.5, None)]
     text = "\n".join(family_report.summary([PLACE | {"rows": [{"us": segments}], "columns": []}], ROOT))
-    assert "| 2.00 (2.00 to 2.00) |  |" in text
+    assert "| 2.00 (2.00 to 2.00) | not measured |" in text
 
 
 def test_table_of_exact_sums_names_products():
@@ -228,6 +230,7 @@ def test_cells_have_names_of_their_own():
     names = [case.name for case in grid]
     assert len(names) == len(set(names))
     assert len(cases.short_cases(grid)[0]) == len(cases.SHORT)
+    assert len(cases.short_cases(cases.cpu_cases(), cases.SHORT_CPU)[0]) == len(cases.SHORT_CPU) == 21
     assert set(report.SHOWN) <= set(names)
     assert {case.family for case in grid} == set(report.FAMILIES)
 
@@ -736,7 +739,8 @@ def test_models_page(models_repository):
         "| rows, float32 | 3 | 1 |",
     ):
         assert row in page
-    assert page.count("; engine at `000000000000`.") == 2 and "not measured yet" not in page
+    assert page.count(";\nengine at `000000000000`; since then the engine has changed.\n") == 2
+    assert "not measured yet" not in page
     readme = (models_repository / "README.md").read_text()
     assert "(docs/images/batch-invariance-example.svg)" in readme
     assert "- `torch.sum` of torch 2.11.0, float32: 3 results in each layout;\n- `torch_reduce.sum`, all" in readme
@@ -787,7 +791,7 @@ def test_models_need_their_markers(models_repository):
         models_report.main(["--root", str(models_repository)])
 
 
-NOTE = "**Measured on older sources**"
+NOTE = "; since then the "
 
 
 @pytest.mark.parametrize("page", ["grid", "models", "views"])
@@ -797,17 +801,18 @@ def test_results_of_other_sources_are_noted(page, models_repository):
     name = {"grid": "grid.json", "models": models_report.TIMES, "views": report.VIEWS}[page]
     results = {"grid": made_up_results(), "models": made_up_models()[0], "views": made_up_views()}[page]
     path = models_repository / "bench" / "results" / "example" / name
-    (path.parent / models_report.INVARIANCE).unlink()
+    for other in {models_report.TIMES, models_report.INVARIANCE} - {name}:
+        (path.parent / other).unlink()
     made = [models_report.PAGE, "README.md"] if page == "models" else [report.PAGE, "README.md"]
 
     def note_in(hashes):
         path.write_text(json.dumps(results | hashes))
-        program.main(["--root", str(models_repository)])
+        for each in {program, report}:
+            each.main(["--root", str(models_repository)])
         texts = [(models_repository / file).read_text() for file in made]
-        own = "models" if page == "models" else "bench"  # README has parts of several programs
-        parts = re.findall(rf"<!-- {own}:(?!end).*?<!-- (?:/{own}:|{own}:end)", texts[1], flags=re.DOTALL)
-        assert len(parts) == 2
-        texts[1] = "".join(parts)
+        # README has parts of several programs: its list of what is slower is of all results.
+        (texts[1],) = re.findall("<!-- bench:slower -->.*?<!-- /bench:slower -->", texts[1], flags=re.DOTALL)
+        assert check(models_repository) is None
         return [NOTE in text for text in texts]
 
     hashes = {part: provenance.csrc_hash(models_repository, part) for part in ("cuda", "cpu")}
@@ -822,7 +827,7 @@ def test_results_of_other_sources_are_noted(page, models_repository):
     if page == "grid":
         assert "run: python bench/report.py" in checked(models_repository)
         report.main(["--root", str(models_repository)])
-        assert f"{NOTE}: what has changed since is the engine on the CPU." in (models_repository / made[0]).read_text()
+        assert f"{NOTE}engine on the CPU has changed.\n" in (models_repository / made[0]).read_text()
     (models_repository / "csrc" / "ladder").mkdir()
     (models_repository / "csrc" / "ladder" / "one.cu").write_text("// another ladder")
     assert checked(models_repository) is None  # of no concern to these
@@ -835,20 +840,22 @@ def test_results_of_other_sources_are_noted(page, models_repository):
     assert checked(models_repository) is None  # the note is there already
 
 
-def test_stale_note(tmp_path):
-    """It names each part that is not today's, as the ladder's page needs for the ladder and for the engine's rung."""
+def test_what_has_changed_since(tmp_path):
+    """A date names each part that is not today's, as the ladder's page needs it of the ladder and of its engine."""
     for name in ("ladder/one.cu", "cuda/sum.cu", "cpu/sum.cpp"):
         (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "csrc" / name).write_text(name)
     now = {part: provenance.csrc_hash(tmp_path, part) for part in ("ladder", "cuda")}
-    assert provenance.stale_note(now, tmp_path) == ""
-    older = f"{NOTE}: what has changed since is the"
-    assert provenance.stale_note(now | {"ladder": "0" * 64}, tmp_path) == f"{older} ladder."
-    assert provenance.stale_note(now | {"cuda": None}, tmp_path) == f"{older} engine on CUDA."
-    both = dict.fromkeys(now, "0" * 64)
-    assert provenance.stale_note(both, tmp_path) == f"{older} ladder and the engine on CUDA."
+
+    def since(hashes):
+        return provenance.since(provenance.changed(hashes, tmp_path))
+
+    assert since(now) == ""
+    assert since(now | {"ladder": "0" * 64}) == f"{NOTE}ladder has changed"
+    assert since(now | {"cuda": None}) == f"{NOTE}engine on CUDA has changed"
+    assert since(dict.fromkeys(now, "0" * 64)) == f"{NOTE}ladder and the engine on CUDA have changed"
     (tmp_path / "csrc/cpu/sum.cpp").write_text("other")
-    assert provenance.stale_note(now, tmp_path) == ""
+    assert since(now) == ""
 
 
 def made_up_views():
@@ -859,36 +866,64 @@ def made_up_views():
 
 def test_a_step_that_is_noise():
     """A step is called slower where every model with ours is slower than every one with torch's."""
-    assert models_report.is_noise({"ours": [2.0, 3.0], "torch": [1.0, 2.0]})
-    assert not models_report.is_noise({"ours": [2.1, 3.0], "torch": [1.0, 2.0]})
+    assert slower.is_noise({"ours": [2.0, 3.0], "torch": [1.0, 2.0]})
+    assert not slower.is_noise({"ours": [2.1, 3.0], "torch": [1.0, 2.0]})
     assert "| eager | 2.10 | 5.00 | 2.38× | 2.00 to 2.50 | 4.00 to 6.00 |" in models_report.train(made_up_models()[0])
 
 
 def test_what_is_slower(models_repository):
-    """README says which cells, random views and parts of models are slower, and how many GPU models were measured."""
-    write(models_repository, made_up_results())
-    readme = (models_repository / "README.md").read_text()
-    for line in (
-        "- NVIDIA Example: torch.sum is faster in 1 of 4 cells, at worst 0.950× (inside float16 (64, 4096, 1024)",
-        "- On its CPU, torch.sum is faster in 1 of 1 cells, at worst 0.500× (full float32 2^10).",
-        "- Random views, which torch.sum may sum faster, are not measured yet.",
-        "- The grid was measured on one GPU model, NVIDIA Example.",
-        "  - sum of float32 (32, 64) with its gradient, eager: **0.750×**\n  - **Measured on older sources**",
-    ):
-        assert line in readme, line
+    """README has what is slower of all results, the class with the worst cell first; another page by function."""
     folder = models_repository / "bench" / "results" / "example"
+    rows = [
+        {"function": "softmax", "shape": "rows of 8", "us": 2.0, "torch_us": 4.0, "compiled_us": 1.0},
+        {"function": "softmax backward", "shape": "rows of 9", "us": 2.0, "torch_us": 0.5},
+    ]
+    rows = [row | {"dtype": "float32"} for row in rows]
+    facts = {key: value for key, value in made_up_results().items() if isinstance(value, (str, int))}
+    (folder / "rows.json").write_text(json.dumps(facts | {"rows": rows}))
     (folder / report.VIEWS).write_text(json.dumps(made_up_views()))
-    write(models_repository, made_up_results(), "other")
-    readme = (models_repository / "README.md").read_text()
-    line = "2^12 to 2^25 elements,\n  torch.sum is faster in 1 (33.3%), at worst **0.360×**.\n  The median is 1.00×"
-    assert line in readme
-    assert "- The grid was measured on these GPU models: NVIDIA Example, NVIDIA Example." in readme
-    page = (models_repository / report.PAGE).read_text()
+    write(models_repository, made_up_results())
+    readme, page = ((models_repository / path).read_text() for path in ("README.md", report.PAGE))
+    lines = readme.split("<!-- bench:slower -->")[1].split("<!-- /bench:slower -->")[0].strip().splitlines()
+    rows_of, views_of, grid_of, models_of = (slower.KINDS[kind] for kind in ("rows", "views", "grid", "models"))
+    inside, on_the_cpu = "`sum`: inside: float16 (64, 4096, 1024) dim 1", "`sum` on the CPU: full: float32 2^10"
+    assert lines[1:] == [
+        "",
+        "Measured on NVIDIA Example, 2026-01-01, torch 2.11.0; since then the engine has changed.",
+        f"[{report.PAGE}]({report.PAGE}#where-it-is-slower) has the same by function.",
+        "",
+        "| " + " | ".join(report.WORST) + " |",
+        "| :-- | :-- | --: | --: | --: | :-- |",
+        *(
+            f"| {what} | {numbers} | {cell}; Example |"
+            for what, numbers, cell in (
+                (rows_of, "torch | 1 of 2 | **0.707×** | **0.250×**", "`softmax` backward: rows of 9, float32"),
+                (views_of, "torch | 1 of 3 | **0.896×** | **0.360×**", "`sum`: random views: float32 (1,) dims (0,)"),
+                (rows_of, "torch.compile | 1 of 1 | **0.500×** | **0.500×**", "`softmax`: rows of 8, float32"),
+                (f"{grid_of} on the CPU", "torch.sum | 1 of 1 | **0.500×** | **0.500×**", on_the_cpu),
+                (models_of, "torch | 2 of 6 | 1.37× | **0.750×**", "`sum` and its gradient, eager: (32, 64) float32"),
+                (grid_of, "torch.compile | 1 of 2 | 1.06× | **0.900×**", inside),
+                (grid_of, "torch.sum | 1 of 4 | 1.84× | **0.950×**", inside),
+            )
+        ),
+    ]
+    section = page.split("## Where it is slower\n")[1].split("\n## ")[0]
+    for what in ("`softmax` backward | torch | 1 of 1 | **0.250×**", "`sum`: inside | torch.sum | 1 of 1 | **0.950×**"):
+        assert f"| {what} | " in section
+    assert "`softmax` | torch |" not in section  # ours is faster
     assert "| float32 (1,) dims (0,) | 2.00 | 0.72 | **0.360×** |" in page and "(0,) dims" not in page
-    times = made_up_models()[0] | {"gradients": []}
-    (folder / models_report.TIMES).write_text(json.dumps(times))
-    models_report.main(["--root", str(models_repository)])
-    assert "nothing that was measured is slower with our sums" in (models_repository / "README.md").read_text()
+    (folder / "rows.json").write_text(json.dumps(facts | {"rows": rows[:1]}))
+    assert "README.md" in check(models_repository)
+
+
+@pytest.mark.parametrize("kind", slower.FILES)
+def test_every_kind_of_results_may_be_slower(kind):
+    """The list of what is slower is of each kind of committed results, and compares something in each file."""
+    for results in (results for name, results in slower.load(ROOT) if name == kind):
+        ratios = [ratio for *_, ratio in slower.FILES[kind](results)]
+        assert ratios and min(ratios) > 0
+    known = {path.stem for path in RESULTS if not path.stem.startswith(("tests", "ladder", "batch_invariance"))}
+    assert known <= slower.FILES.keys() == slower.KINDS.keys()
 
 
 def test_place_of_results(tmp_path, monkeypatch, capsys):

@@ -2,8 +2,9 @@
 
 ``torch_reduce.sum`` is ``torch.ops.gpureduce.sum`` with documentation, types, and all of ``torch.sum``'s ways to be
 called; either may be used anywhere. The order is a contract (docs/order.md) and never changes: a row's sum has the same
-bits alone and in any batch, contiguous or strided, on any GPU and on the CPU. All other
-functions follow the same order.
+bits alone and in any batch, contiguous or strided, on any GPU and on the CPU. Several dimensions are added in the order
+of memory: ``.contiguous()`` gives one order, and with ``exact=True`` any order gives the same bits. All other functions
+follow the same order.
 
 ``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
 They also take DTensors, and a ``torch_reduce.distributed.Shard``: a tensor that is cut over the ranks of

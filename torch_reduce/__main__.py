@@ -40,13 +40,18 @@ def has_code_for(capability: tuple[int, int], architectures: list[str]) -> bool:
 COMMANDS = """
 Next:
   python -m torch_reduce.ladder                  the kernels that lead to this one, and where each comes from
+"""
+ON_A_GPU = """\
   python -m torch_reduce.ladder run --profile    their times on this GPU, and the counters that explain them
   python -m torch_reduce tune                    the fastest plans for this GPU: five minutes, and the same bits
+"""
+WITHOUT_A_GPU = """\
+  python -m torch_reduce.ladder run --emulate    the same kernels on the CPU, with the counters of an emulated GPU
 """
 IN_THE_SOURCE_TREE = """\
   python examples/first_steps.py                 a walk from the first sum to what a call will launch
   python examples/train.py                       a training run whose losses have the same bits twice
-  make bench                                     times beside torch.sum, torch.compile and CUB
+  make bench                                     times beside torch's, on the GPU or, without one, on the CPU
 """
 NO_MACHINE_CODE = (
     "machine code does not fit this GPU: many functions run slower kernels; build on this machine: make build"
@@ -86,8 +91,10 @@ def size(library: Path) -> str:
     return f"{library} ({library.stat().st_size / 2**20:.1f} MiB)"
 
 
-def in_the_source_tree() -> bool:
-    return Path("examples/first_steps.py").exists()
+def next_commands(on_a_gpu: bool) -> str:
+    """What to try next, of what works here."""
+    in_the_source_tree = Path("examples/first_steps.py").exists()
+    return COMMANDS + (ON_A_GPU if on_a_gpu else WITHOUT_A_GPU) + IN_THE_SOURCE_TREE * in_the_source_tree
 
 
 SHOWN = 10  # wrong results
@@ -115,7 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         return tune.main(arguments[1:])
     form = argparse.RawDescriptionHelpFormatter
-    epilog = COMMANDS + IN_THE_SOURCE_TREE * in_the_source_tree()
+    gpus = torch.cuda.device_count()
+    epilog = next_commands(gpus > 0)
     parser = argparse.ArgumentParser(
         prog="python -m torch_reduce", description=__doc__, epilog=epilog, formatter_class=form
     )
@@ -138,7 +146,6 @@ def main(arguments: list[str] | None = None) -> int:
         row("CUDA", "not built: CPU tensors only")
 
     good = self_check("cpu", torch.device("cpu"))
-    gpus = torch.cuda.device_count()
     if not gpus:
         row("GPU", f"none found: {why_no_gpu()}")
     for i in range(gpus):

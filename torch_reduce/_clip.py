@@ -138,8 +138,8 @@ def get_total_norm(
 
     Each tensor's sum of powers is that of ``torch.ops.gpureduce.linalg_powsum``, in the accumulator's type. The sums
     are added in the order of the list, as :func:`sum` adds the elements of a vector, and the root is taken of what they
-    come to. So the bits depend on the tensors' elements and their places in the list alone: not on the device, the
-    stream, the layout or the GPU; nor, of DTensors, on the placements and the number of ranks. On a GPU the sums of
+    come to. So the bits depend on the tensors' elements, in memory order, and their places in the list alone: not on
+    the device, the stream or the GPU; nor, of DTensors, on the placements and the number of ranks. On a GPU the sums of
     squares of hundreds of tensors take one launch, and nothing waits for the GPU unless ``error_if_nonfinite``.
 
     Args:

@@ -256,6 +256,7 @@ def rms_norm(
 
     **Order and rounding.** S is the contract's sum of squares of a row, as :func:`powsum` has it, n its length, and
     r = 1 / sqrt(S / n + eps). The result is (x * r) * w, in float32 (float64 if any input is), rounded once at the end.
+    A row of one dimension has the same bits in any layout; a row of several is added in memory order.
     The weight's gradient is the contract's sum over all rows in logical order, so it depends neither on the GPU nor on
     how rows are cut into blocks, or over ranks: every rank gets the sum over the rows of all ranks.
 

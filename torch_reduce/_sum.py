@@ -71,8 +71,10 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
         A tensor of ``input``'s shape without the reduced dimensions. The sum of no elements is 0.
 
     **Order.** The additions follow the contract of docs/order.md: chunks of 4096 elements, 512 lanes a chunk, then
-    nearest neighbours pairwise. Of several reduced dimensions the elements come in memory order. The bits of a result
-    therefore depend only on the elements reduced into it, never on the batch, the device, the stream or the tuning.
+    nearest neighbours pairwise. The elements of one reduced dimension come by their index, in any layout; those of
+    several come in memory order, so equal tensors that lie differently in memory may have other bits.
+    ``input.contiguous()`` gives one order, and with ``exact=True`` any order gives the same bits. The bits of a result
+    depend on these elements and their order alone, never on the batch, the device, the stream or the tuning.
 
     **Rounding.** Sums of float16, bfloat16, float32 and float8 are accumulated in float32; those of float64, or with
     ``dtype=torch.float64``, in float64; integers in int64, exactly, modulo 2**64; complex numbers by component. The
