@@ -6,8 +6,7 @@ each graph, and no copy is read twice in one graph: the L2 keeps lines for long 
 streamed. bench/timing.py explains the method.
 """
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -36,6 +35,12 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype.is_floating_point:
         equal |= a.isnan() & b.isnan()
     return bool(equal.all())
+
+
+def median(times: Iterable[float]) -> float:
+    import statistics  # here, as importing torch_reduce reads this file, and that module takes long
+
+    return statistics.median(times)
 
 
 class Flush:
@@ -98,7 +103,7 @@ class Race:
                 self.flush()
                 marks.append(self._timed(graph.replay))
             torch.cuda.synchronize()
-            self.alone[calls] = 1e3 * statistics.median(start.elapsed_time(end) for start, end in marks[2:])
+            self.alone[calls] = 1e3 * median(start.elapsed_time(end) for start, end in marks[2:])
         return self.alone[calls]
 
     def times(
@@ -155,5 +160,5 @@ class Race:
             torch.cuda.synchronize()
             for name, (start, end) in marks.items():
                 samples[name].append(max(LEAST_US, (start.elapsed_time(end) * 1e3 - alone) / calls))
-        found |= {name: statistics.median(s) for name, s in samples.items()}
+        found |= {name: median(s) for name, s in samples.items()}
         return {name: round(found[name], 4) for name in functions}, wrong
