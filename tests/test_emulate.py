@@ -8,6 +8,7 @@ import pathlib
 import random
 import re
 import shlex
+import stat
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -694,3 +695,142 @@ def test_another_compiler(tmp_path, monkeypatch):
     finally:
         monkeypatch.undo()
         _emulate.compiler.cache_clear()
+
+
+# --- what a program may do to the course ------------------------------------------------------------------------------
+
+
+def cache_of(folder, monkeypatch):
+    """The cache for a user whose own is `folder`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return _emulate.cache.__wrapped__()
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_cache_is_the_users_alone(tmp_path, monkeypatch):
+    """What is kept there is run: nobody else may have written it, and a new folder is taken where one could have."""
+    made = cache_of(tmp_path / "new", monkeypatch)
+    assert made == tmp_path / "new" / "torch_reduce" / "course"
+    assert mode(made) == mode(made.parent) == 0o700 and cache_of(tmp_path / "new", monkeypatch) == made
+    made.chmod(0o755)
+    assert cache_of(tmp_path / "new", monkeypatch) == made and mode(made) == 0o700
+    for wrong in (made, made.parent):
+        for bits in (0o770, 0o777, 0o722):
+            wrong.chmod(bits)
+            other = cache_of(tmp_path / "new", monkeypatch)
+            assert other != made and mode(other) == 0o700, (wrong, bits)
+            other.rmdir()
+        wrong.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    other = cache_of(tmp_path / "new", monkeypatch)
+    assert other != made
+    other.rmdir()
+    monkeypatch.undo()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "torch_reduce").symlink_to(made.parent)
+    other = cache_of(tmp_path / "link", monkeypatch)
+    assert other.parent.parent != made.parent and other.name.startswith("torch_reduce-course-")
+    other.rmdir()
+
+
+def lines_of_shell(text, seconds=60):
+    return _emulate.execute(["/bin/sh", "-c", text], seconds)
+
+
+def is_alive(pid):
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("end", ["exit 3", "wait"])
+def test_a_programs_children_end_with_it(end):
+    """Also those that hold its output open: neither a program that ends nor one that is stopped leaves any."""
+    done = lines_of_shell(f"sleep 1000 & echo $!; {end}", seconds=2)
+    assert done.failed and (done.status == 3 if end == "exit 3" else done.stopped == "stopped after 2 seconds")
+    child = int(done.output)
+    for _ in range(1000):  # it was killed: it is gone as soon as the system comes to that
+        if not is_alive(child):
+            break
+        os.sched_yield()
+    assert not is_alive(child)
+
+
+@pytest.mark.parametrize("to", ["1", "2"])
+def test_what_a_program_writes_is_limited(to, monkeypatch):
+    monkeypatch.setattr(_emulate, "MOST_SAID", 1 << 20)
+    done = lines_of_shell(f"while :; do echo 0123456789012345678901234567890123456789; done >&{to}", seconds=300)
+    assert done.stopped == "stopped, as it wrote more than 1 MiB"
+    assert len(done.output) + len(done.errors) < 2 << 20
+
+
+def test_what_is_no_text(tmp_path):
+    done = lines_of_shell("printf '\\377'; printf '\\376' >&2")
+    assert not done.failed and done.output == done.errors == "\ufffd"
+
+
+RESULT = (
+    '{"name": "learner", "size": 1, "elements": 1, "found": 1, "wanted": 1, "how": "one", "blocks": [], "requests": []}'
+)
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        'std::printf("%s\\n", result), std::fflush(stdout), _exit(0)',
+        "std::puts(result), std::exit(0)",
+        "(void)!write(1, result, sizeof result - 1), std::exit(0)",
+    ],
+)
+def test_what_a_kernel_prints_is_no_result(instead, tmp_path):
+    """A kernel that prints what the emulator would say, in JSON, has not added anything by that."""
+    mine = tmp_path / "mine.cu"
+    mine.write_text(
+        f"""#include <unistd.h>
+#include <cstdio>
+#include <cstdlib>
+const char result[] = R"({RESULT})";
+__global__ void mine(const float* in, float* out, int n) {{ {instead}; }}
+"""
+    )
+    kernel = _try.Kernel.of(mine)
+    found = kernel.run(kernel.build(), size=64, block=64)
+    assert not found.right and "ended with status 0 and said nothing" in found.fault.text
+
+
+def test_a_kernel_may_print(tmp_path):
+    """Before main, during the run and after it: the sum is still found."""
+    mine = tmp_path / "mine.cu"
+    talk = """#include <cstdio>
+struct Talk { Talk() { std::puts("{"); } ~Talk() { std::puts("[}"); } } talk;
+"""
+    mine.write_text(talk + TREE.replace("__syncthreads();", '__syncthreads(); if (!threadIdx.x) std::puts("{");', 1))
+    kernel = _try.Kernel.of(mine)
+    assert kernel.run(kernel.build(), size=1 << 15, block=64).right
+
+
+def test_a_compiler_that_does_not_end(tmp_path, monkeypatch):
+    """A sentence that says so."""
+    slow = tmp_path / "slow"
+    slow.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 1000\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setattr(_emulate, "COMPILE_SECONDS", 1)
+    _emulate.compiler.cache_clear()
+    try:
+        with pytest.raises(_emulate.CannotEmulate, match="^the compiler does not end: stopped after 1 seconds$"):
+            _emulate.build_rungs(["neighbored"])
+    finally:
+        monkeypatch.undo()
+        _emulate.compiler.cache_clear()
+
+
+def test_sums_of_integers_wrap():
+    """As they do on a GPU: no compiler may take an overflow for impossible."""
+    assert "-fwrapv" in _emulate.KERNEL_FLAGS and "-fwrapv" in _emulate.PROGRAM_FLAGS

@@ -394,6 +394,22 @@ def test_import_without_the_library(missing, tmp_path):
     assert message.startswith("ImportError: ") and "make build" in message and "pip install" in message
 
 
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"\xff", b"[]", b"3", b"{}", b'{"torch": 3}', b'{"torch": [3], "compiler": ""}', None]
+)
+def test_import_with_a_broken_record(text, tmp_path):
+    """One sentence that names the file and says what to do."""
+    copy = package_copy(tmp_path)
+    record = copy / "_build.json"
+    if text is None:  # a part of it is wrong
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"architectures": 9}))
+    else:
+        record.write_bytes(text)
+    message = import_error(tmp_path, ALONE)
+    assert message.startswith(f"ImportError: torch_reduce: {record}, which says what was built, cannot be read (")
+    assert message.endswith("): build again by `make clean build`, or install torch_reduce again.")
+
+
 def test_import_in_a_clone_beside_an_installed_one(tmp_path):
     """A source tree that was not built imports the installed package, all of it: also as a module, and anew."""
     clone, site = tmp_path / "clone", tmp_path / "site"

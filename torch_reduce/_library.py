@@ -23,8 +23,24 @@ GLUE = HERE / f"libtorch_reduce_{MINOR}.so"
 
 @cache
 def build_facts() -> dict[str, Any]:
-    """The torches, CUDA, architectures, nvcc and compiler that this was built with, as setup.py wrote them."""
-    return json.loads(FACTS.read_text())
+    """The torches, CUDA, architectures, nvcc and compiler that this was built with, as setup.py wrote them.
+
+    Raises:
+        ImportError: the file is not what setup.py writes.
+    """
+    try:
+        facts = json.loads(FACTS.read_text(encoding="utf-8"))
+        texts = [facts["compiler"], *facts["torch"], *facts["architectures"]]
+        texts += [facts[name] for name in ("cuda", "nvcc") if facts[name] is not None]
+        if not facts["torch"] or not all(isinstance(text, str) for text in texts):
+            raise ValueError("a fact is no text")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ImportError(
+            f"torch_reduce: {FACTS}, which says what was built, cannot be read ({reason}): build again by "
+            "`make clean build`, or install torch_reduce again."
+        ) from None
+    return facts
 
 
 def fits(built: str, release: str) -> bool:

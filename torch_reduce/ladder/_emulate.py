@@ -5,6 +5,7 @@ what this makes of a CUDA source is in _translate.py. Objects are kept in a cach
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import json
@@ -12,9 +13,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,10 +33,13 @@ MOST = 1 << 24  # elements that are emulated: a minute or so
 LOAD, STORE, SHARED_LOAD, SHARED_STORE, ATOMIC, TEST, SHUFFLE = range(7)  # as in emulator.cpp
 # DWARF 4: addr2line takes some lines of the fifth version that clang writes for another file's.
 # Ubuntu's compilers turn on checks of longjmp that take a jump from one fiber's stack to another's for a fault.
-FLAGS = ["-std=c++17", "-ffp-contract=off", "-gdwarf-4", "-U_FORTIFY_SOURCE"]
+# -fwrapv: sums of integers wrap, as they do on a GPU.
+FLAGS = ["-std=c++17", "-ffp-contract=off", "-fwrapv", "-gdwarf-4", "-U_FORTIFY_SOURCE"]
 # -O1: what the compiler keeps in registers and what it loads is then what nvcc keeps and loads.
 KERNEL_FLAGS = [*FLAGS, "-O1", "-fsanitize=thread", "-w", "-include", "cuda_runtime.h"]
 PROGRAM_FLAGS = [*FLAGS, "-O2"]
+COMPILE_SECONDS = 300  # a source that takes longer is given up
+MOST_SAID = 64 << 20  # bytes that a program may write: every access of a block is less
 
 
 class CannotEmulate(RuntimeError):
@@ -157,16 +164,29 @@ def compiler() -> tuple[list[str], list[str]]:
 
 @functools.cache
 def cache() -> Path:
-    """Where objects are kept: a folder of the user's cache, or a new one where that cannot be written."""
+    """Where objects and programs are kept: a folder of the user's cache that only the user can read and write.
+
+    What lies there is run, so a new folder takes its place if another user owns it or could write there.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
-        folder = base / "torch_reduce" / "course"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        base.mkdir(parents=True, exist_ok=True)
+        folders = [base / "torch_reduce", base / "torch_reduce" / "course"]
+        for folder in folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if all(map(_is_ours, folders)):
+            folders[-1].chmod(0o700)
+            if os.access(folders[-1], os.W_OK):
+                return folders[-1]
     except OSError:
         pass
     return Path(tempfile.mkdtemp(prefix="torch_reduce-course-"))
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a path is a folder of this user, no link to one, and nobody else may write there."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def digest(*parts: str) -> str:
@@ -213,9 +233,9 @@ def compile_object(text: str, name: str, flags: list[str]) -> Path:
     put(source, text)
     english = {**os.environ, "LC_ALL": "C"}  # _try.py explains the compiler's messages
     command += ["-c", str(source), "-o", str(part)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=english)
-    if done.returncode:
-        raise CannotEmulate(done.stderr.strip())
+    done = execute(command, COMPILE_SECONDS, english)
+    if done.failed:
+        raise CannotEmulate(f"the compiler does not end: {done.stopped}" if done.stopped else done.errors.strip())
     os.replace(part, made)
     return made
 
@@ -240,9 +260,9 @@ def build(units: list[tuple[str, str]], say=None, include: Path | None = None) -
     if not program.exists():
         part = program.with_suffix(f".{os.getpid()}")
         command = [*compiler()[0], "-no-pie", *map(str, objects), "-o", str(part)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CannotEmulate(done.stderr.strip())
+        done = execute(command, COMPILE_SECONDS)
+        if done.failed:
+            raise CannotEmulate(f"the linker does not end: {done.stopped}" if done.stopped else done.errors.strip())
         os.replace(part, program)
     return program
 
@@ -257,23 +277,80 @@ def translated(name: str) -> _translate.Translation:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Executed:
+    """What a command did: its exit status, what it wrote, and why it was stopped, if it was."""
+
+    status: int
+    output: str
+    errors: str
+    stopped: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.status or self.stopped)
+
+
+def execute(command: list[str | Path], seconds: float, env: dict[str, str] | None = None) -> Executed:
+    """Runs a command in a process group of its own, which ends with it, within a time and with a limited output."""
+    why: list[str] = []
+    kept = [bytearray(), bytearray()]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        start_new_session=True,
+    )
+
+    def end() -> None:
+        with contextlib.suppress(OSError):  # nothing of the group is left
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def take(pipe, into: bytearray) -> None:
+        while chunk := pipe.read1(1 << 16):
+            into += chunk
+            if len(into) > MOST_SAID:
+                why.append(f"stopped, as it wrote more than {MOST_SAID >> 20} MiB")
+                end()
+                break
+
+    pipes = (process.stdout, process.stderr)
+    readers = [threading.Thread(target=take, args=pair, daemon=True) for pair in zip(pipes, kept, strict=True)]
+    try:
+        for reader in readers:
+            reader.start()
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        why.append(f"stopped after {seconds:.0f} seconds")
+    finally:
+        end()
+        process.wait()
+    for reader, pipe in zip(readers, pipes, strict=True):
+        reader.join(timeout=5)  # what has left the group may hold its pipes open
+        if not reader.is_alive():
+            pipe.close()
+    output, errors = (bytes(part).decode("utf-8", "replace") for part in kept)
+    return Executed(process.returncode, output, errors, why[0] if why else "")
+
+
 def run_program(program: Path, name: str, arguments: list[str], seconds: float = 120) -> dict:
     """What the program says, a dict; a run that takes too long or says nothing is a fault.
 
-    CannotEmulate where this machine gives it too little address space.
+    It says it on its standard output. What a kernel prints goes to the standard error: see emulator.cpp. CannotEmulate
+    where this machine gives it too little address space.
     """
+    done = execute([program, name, *arguments], seconds)
+    if done.stopped:
+        return {"fault": f"it does not end: {done.stopped}"}
     try:
-        done = subprocess.run([program, name, *arguments], capture_output=True, text=True, check=False, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"fault": f"it does not end: stopped after {seconds:.0f} seconds"}
-    line = done.stdout[done.stdout.rfind('{"name"') if '{"name"' in done.stdout else done.stdout.rfind('{"fault"') :]
-    try:
-        said = json.loads(line)
+        said = json.loads(done.output)
         if "no address space" in said.get("fault", "") or "no memory for the threads" in said.get("fault", ""):
             raise CannotEmulate("the emulator needs 4 GiB of address space (it uses little of it): see `ulimit -v`")
         return said
     except ValueError:
-        return {"fault": f"the program ended with status {done.returncode} and said nothing: {done.stderr[-200:]}"}
+        return {"fault": f"the program ended with status {done.status} and said nothing: {done.errors[-200:]}"}
 
 
 def lines_of(program: Path, places: list[int]) -> dict[int, tuple[str, int]]:

@@ -36,15 +36,22 @@ class Times:
 
     Args:
         rows: what tune.measure returns: for each problem the times ("us") and what is known ("features").
+        features: how much is known of each plan.
+
+    Raises:
+        ValueError, TypeError or KeyError: there is no problem with two plans, or a row is not of this form.
     """
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: list[dict[str, Any]], features: int) -> None:
         known, us, problem = [], [], []
         for row in rows:
-            took = np.array([row["us"][str(k)] for k in range(len(row["features"]))])
+            took = np.array([float(row["us"][str(k)]) for k in range(len(row["features"]))])
+            rows_known = np.array(row["features"], dtype=np.float32)
+            if rows_known.shape != (len(took), features) or not np.isfinite(took).all():
+                raise ValueError(f"expected {features} features of each plan and its time, and numbers")
             if len(took) > 1 and took.min() > LEAST_US:
                 problem += [len(us)] * len(took)
-                known.append(np.array(row["features"], dtype=np.float32))
+                known.append(rows_known)
                 us.append(took)
         if not us:
             raise ValueError("no problem with two plans was measured")

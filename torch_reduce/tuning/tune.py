@@ -160,6 +160,21 @@ def measure(problems: list[Problem], seconds: float, bench: Bench, **how: bool) 
     return rows
 
 
+def read_times(path: Path) -> dict[str, Any]:
+    """What --times kept. ValueError says that a file holds something else."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        gpu, rows = kept["gpu"], kept["problems"]
+        whole = isinstance(gpu["name"], str) and all(isinstance(value, (str, int)) for value in gpu.values())
+        whole = whole and all(isinstance(gpu[name], int) for name in ("multiprocessors", "l2_bytes", "bandwidth"))
+        if not (whole and isinstance(kept["features"], str) and all("features" in row and "us" in row for row in rows)):
+            raise ValueError("a part of it is of another type")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path}: these are no times that tune kept ({reason}): measure again") from None
+    return kept
+
+
 def main(arguments: list[str] | None = None) -> int:
     """``python -m torch_reduce tune``; returns the exit status."""
     form = argparse.RawDescriptionHelpFormatter
@@ -178,7 +193,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"tune needs NumPy and LightGBM ({error}): run `python -m pip install lightgbm`", file=sys.stderr)
         return 1
     if options.times and options.times.exists():
-        kept = json.loads(options.times.read_text(encoding="utf-8"))
+        try:
+            kept = read_times(options.times)
+        except (OSError, ValueError) as error:
+            print(error, file=sys.stderr)
+            return 1
     elif torch.cuda.is_available():
         rng = random.Random(options.seed)
         problems = [random_problem(rng, "mixed") for _ in range(int(options.seconds * 60) + 1)]
@@ -198,7 +217,12 @@ def main(arguments: list[str] | None = None) -> int:
     if any("wrong" in row for row in kept["problems"]):
         print("plans have other bits: nothing is kept; please report this", file=sys.stderr)
         return 1
-    times = fit.Times(kept["problems"])
+    try:
+        times = fit.Times(kept["problems"], len(kept["features"].split()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else error
+        print(f"{options.times or 'tune'}: its problems cannot be used ({reason}): measure again", file=sys.stderr)
+        return 1
     print(f"{times.count} problems, {len(times.us)} plans on an {kept['gpu']['name']}")
     base, known = "", None
     print("time over that of the best plan")

@@ -20,6 +20,9 @@ void* allocate(size_t bytes, size_t element, const char* name);
 // What the first launch did, then what is wrong with any of them, as members of a JSON object.
 std::string report();
 
+// Writes the program's result where Python reads it: nothing else comes there.
+void tell(const std::string& text);
+
 // Ends the program with what a kernel must not do.
 [[noreturn]] void fault(const std::string& what, uintptr_t place = 0, int line = 0);
 

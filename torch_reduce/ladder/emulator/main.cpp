@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <sstream>
 #include <string>
 
 #include "emulator.h"
@@ -107,9 +108,11 @@ std::string text(double value) {
 std::string blocks = "[]";  // those that the rung takes, as JSON
 
 void say(const char* name, const Call& call, double found, double wanted, const char* how) {
-  std::printf("{\"name\": \"%s\", \"size\": %lld, \"elements\": %d, \"found\": %s, \"wanted\": %s, \"how\": \"%s\", ", name,
-              static_cast<long long>(call.n), call.elements, text(found).c_str(), text(wanted).c_str(), how);
-  std::printf("\"blocks\": %s, %s}\n", blocks.c_str(), emulate::report().c_str());
+  std::ostringstream out;
+  out << "{\"name\": \"" << name << "\", \"size\": " << call.n << ", \"elements\": " << call.elements
+      << ", \"found\": " << text(found) << ", \"wanted\": " << text(wanted) << ", \"how\": \"" << how
+      << "\", \"blocks\": " << blocks << ", " << emulate::report() << "}\n";
+  emulate::tell(out.str());
 }
 
 }  // namespace
