@@ -17,7 +17,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference.md"
-MODULES = ("torch_reduce", "torch_reduce.exact", "torch_reduce.distributed", "torch_reduce.ladder")
+MODULES = (
+    "torch_reduce",
+    "torch_reduce.exact",
+    "torch_reduce.distributed",
+    "torch_reduce.triton",
+    "torch_reduce.ladder",
+)
 SECTIONS = "Args|Attributes|Returns|Raises|Warns"
 
 
@@ -25,6 +31,7 @@ def members(module):
     """(name, member) of what a module offers: its functions and classes."""
     module = importlib.import_module(module)
     named = [(name, getattr(module, name)) for name in sorted(module.__all__)]
+    named = [(name, getattr(member, "fn", member)) for name, member in named]  # what @triton.jit wraps
     return [(name, member) for name, member in named if inspect.isfunction(member) or inspect.isclass(member)]
 
 
