@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 import model
+import torch_reduce
 from support import DTYPES, MEAN, POWSUMS, SUM, Kin, assert_same_bits, data, dtype_of
 from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, gradients, leaves, taken, tensors
 from test_autograd import Calls
@@ -149,3 +150,127 @@ def test_gradient(op, cuda):
         assert torch.func.grad(op.function)(x).dtype == torch.float16
     (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert grad.dtype == torch.float16 and grad.stride() == (0, 1) and grad.untyped_storage().nbytes() == 40 * 2
+
+
+# --- functions that keep their input's shape, losses, and sums by index -----------------------------------------------
+
+F = torch.nn.functional
+_INDEX = [0, 2, 2, 1]
+
+
+def _target(x):
+    return torch.tensor(_INDEX, device=x.device)
+
+
+def _places(x):
+    return _target(x)[:, None].expand(4, 8)
+
+
+BESIDE = {  # ours, and torch's
+    "softmax": (lambda x, w: torch_reduce.softmax(x, 1), lambda x, w: torch.softmax(x, 1)),
+    "softmax of a dtype": (
+        lambda x, w: torch_reduce.softmax(x, 1, dtype=torch.bfloat16),
+        lambda x, w: torch.softmax(x, 1, dtype=torch.bfloat16),
+    ),
+    "log_softmax": (lambda x, w: torch_reduce.log_softmax(x, 0), lambda x, w: torch.log_softmax(x, 0)),
+    "layer_norm": (lambda x, w: torch_reduce.layer_norm(x, 8, w, w), lambda x, w: F.layer_norm(x, (8,), w, w)),
+    "layer_norm without weights": (lambda x, w: torch_reduce.layer_norm(x, 8), lambda x, w: F.layer_norm(x, (8,))),
+    "rms_norm": (lambda x, w: torch_reduce.rms_norm(x, 8, w), lambda x, w: F.rms_norm(x, (8,), w)),
+    "rms_norm without a weight": (lambda x, w: torch_reduce.rms_norm(x, 8), lambda x, w: F.rms_norm(x, (8,))),
+    **{
+        f"cross_entropy: {reduction}": (
+            lambda x, w, r=reduction: torch_reduce.cross_entropy(x, _target(x), w, reduction=r),
+            lambda x, w, r=reduction: F.cross_entropy(x, _target(x), w, reduction=r),
+        )
+        for reduction in ("mean", "sum", "none")
+    },
+    "cross_entropy, smoothed": (
+        lambda x, w: torch_reduce.cross_entropy(x, _target(x), label_smoothing=0.1),
+        lambda x, w: F.cross_entropy(x, _target(x), label_smoothing=0.1),
+    ),
+    "cross_entropy of probabilities": (
+        lambda x, w: torch_reduce.cross_entropy(x, x),
+        lambda x, w: F.cross_entropy(x, x),
+    ),
+    "index_add": (
+        lambda x, w: torch_reduce.index_add(x, 0, _target(x), x),
+        lambda x, w: torch.index_add(x, 0, _target(x), x),
+    ),
+    "scatter_add": (
+        lambda x, w: torch_reduce.scatter_add(x, 0, _places(x), x),
+        lambda x, w: torch.scatter_add(x, 0, _places(x), x),
+    ),
+    "embedding": (lambda x, w: torch_reduce.embedding(_target(x), x), lambda x, w: F.embedding(_target(x), x)),
+    "embedding_bag": (
+        lambda x, w: torch_reduce.embedding_bag(_target(x), x, _target(x)[:2], mode="mean"),
+        lambda x, w: F.embedding_bag(_target(x), x, _target(x)[:2], mode="mean"),
+    ),
+}
+WIDENED_ON_CUDA = {
+    "segment_softmax": lambda x, w: torch_reduce.segment_softmax(x, _target(x)[:2]),
+    "log_prob": lambda x, w: torch_reduce.log_prob(x, _target(x)),
+}
+KEPT = {
+    "index_sum": lambda x, w: torch_reduce.index_sum(x, _target(x), 5),
+    "index_mean": lambda x, w: torch_reduce.index_mean(x, _target(x), 5),
+    "index_amax": lambda x, w: torch_reduce.index_amax(x, _target(x), 5),
+}
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("function", BESIDE)
+def test_policy_of_rows_and_indices(function, name, device):
+    """The result has the dtype of torch's function, alone and in vmap, and outside again that of the input."""
+    ours, theirs = BESIDE[function]
+    x, w = data((4, 8), name, 77, device), data((8,), name, 78, device)
+    plain = ours(x, w)
+    with torch.autocast(device, torch.float16 if name == "float16" else torch.bfloat16):
+        found = ours(x, w)
+        assert found.dtype == theirs(x, w).dtype
+        assert torch.vmap(ours, (0, None))(torch.stack([x, x]), w).dtype == found.dtype
+        with torch.autocast(device, enabled=False):
+            assert_same_bits(ours(x, w), plain)
+    assert_same_bits(found.to(plain.dtype), plain)  # the wide result, unrounded
+    with without_a_gpu():
+        x, w = torch.empty(4, 8, dtype=x.dtype, device="cuda"), torch.empty(8, dtype=x.dtype, device="cuda")
+        if function != "scatter_add" or name != "bfloat16":  # torch's fails, as the lower dtype is float16 here
+            assert ours(x, w).dtype == theirs(x, w).dtype
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("function", [*WIDENED_ON_CUDA, *KEPT])
+def test_policy_of_what_torch_has_not(function, name):
+    """segment_softmax follows softmax, log_prob is float32 anyway; sums by index stay, as index_add does."""
+    wide = dtype_of(name) if name == "float64" else torch.float32
+    with without_a_gpu():
+        x = torch.empty(4, 8, dtype=dtype_of(name), device="cuda")
+        found = (WIDENED_ON_CUDA | KEPT)[function](x, None).dtype
+    assert found == (wide if function in WIDENED_ON_CUDA else dtype_of(name))
+
+
+@pytest.mark.parametrize(
+    "function", [name for name in BESIDE if not name.startswith(("scatter", "embedding", "index"))]
+)
+def test_gradients_of_rows(function, device):
+    """Of a float32 result, too, the gradient has the input's dtype, and compiled code eager's bits."""
+    ours, _ = BESIDE[function]
+    x, w = data((4, 8), "bfloat16", 79, device).requires_grad_(), data((8,), "bfloat16", 80, device).abs()
+
+    def loss(x):
+        with torch.autocast(device, torch.bfloat16):
+            return ours(x, w)
+
+    y = loss(x)
+    (wanted,) = torch.autograd.grad(y.sum(), x)
+    assert wanted.dtype == torch.bfloat16
+    torch._dynamo.reset()
+    found = torch.compile(loss, backend="aot_eager", fullgraph=True)(x)
+    assert_same_bits(found.detach(), y.detach())
+    assert_same_bits(torch.autograd.grad(found.sum(), x)[0], wanted)
+
+
+def test_loss_of_halves_does_not_overflow(device):
+    x = torch.tensor([[0.0, 60000.0]] * 2, dtype=torch.float16, device=device)
+    target = torch.zeros(2, dtype=torch.int64, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        assert torch_reduce.cross_entropy(x, target, reduction="sum").item() == 120000

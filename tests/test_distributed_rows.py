@@ -223,6 +223,34 @@ def test_temperature_and_entropy(world):
     world.run(3, cooled)
 
 
+def widened(group):
+    """torch.autocast: the dtype and the bits of one process, whatever is cut."""
+    rank, world, device = dist.get_rank(group), dist.get_world_size(group), here()
+    x, weight = data([6, 50], "bfloat16", 1).to(device), data([50], "bfloat16", 2).to(device)
+    target = classes_of(6, 50).to(device)
+    for dim in (0, 1):
+        cuts = [x.shape[dim] * r // world for r in range(world + 1)]
+        local = Shard(shard(x, dim, cuts, rank), dim, group)
+        beside = shard(weight, 0, cuts, rank) if dim == 1 else weight
+        own = shard(target, 0, cuts, rank) if dim == 0 else target
+        calls = {
+            "softmax": lambda x, w, t: torch_reduce.softmax(x, 1),
+            "log_softmax": lambda x, w, t: torch_reduce.log_softmax(x, 1),
+            "layer_norm": lambda x, w, t: torch_reduce.layer_norm(x, 50, w),
+            "rms_norm": lambda x, w, t: torch_reduce.rms_norm(x, 50, w),
+            "cross_entropy": lambda x, w, t: torch_reduce.cross_entropy(x, t, label_smoothing=0.1),
+        }
+        with torch.autocast(device.type, torch.bfloat16):
+            for name, call in calls.items():
+                wanted, got = call(x, weight, target).cpu(), call(local, beside, own)
+                wanted = wanted if wanted.dim() == 0 else shard(wanted, dim, cuts, rank)
+                assert_same_bits(got.cpu(), wanted, f"{name}, dim {dim} cut")
+
+
+def test_autocast(world):
+    world.run(3, widened)
+
+
 def norm_cases(group, cases):
     """Each case: the dim that is cut, and the wanted value and gradients."""
     rank = dist.get_rank(group)

@@ -296,6 +296,21 @@ def test_derivatives_of_formulas(formula, device):
         assert gradgradcheck(call, inputs, check_fwd_over_rev=True, check_batched_grad=True)
 
 
+@pytest.mark.parametrize("formula", ["divided", "inverse_root", "entropy"])
+def test_derivatives_of_formulas_of_norms_and_losses(formula, device):
+    """Of positive numbers; an operand that a formula has not is missing."""
+    x = (torch.rand(2, 3, dtype=torch.float64, device=device) + 0.5).requires_grad_()
+    other = torch.tensor([[2.0], [3.0]], dtype=torch.float64, device=device).requires_grad_()
+    given = (x,) if formula == "entropy" else (x, other)
+
+    def call(x, other=None):
+        g, r = (None, other) if formula == "divided" else (other, None)
+        return torch.ops.gpureduce._apply(x, g, r, None, formula, 1, 0.0, torch.float64)
+
+    assert gradcheck(call, given, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    assert gradgradcheck(call, given, check_fwd_over_rev=True, check_batched_grad=True)
+
+
 def test_second_derivatives_of_products(device):
     x = torch.tensor([[1.0, 2, 3], [0, 2, 3], [0, 0, 3]], dtype=torch.float64, device=device).requires_grad_()
     for dim in (None, 0, 1):

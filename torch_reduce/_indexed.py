@@ -351,6 +351,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
 
     **Gradients** of any order and in forward mode: the gradient of a row is the sum of the gradients of its entries, as
     of :func:`index_sum`: in float32 or wider, rounded once. There are neither ``max_norm`` nor ``scale_grad_by_freq``.
+    ``torch.autocast`` changes nothing.
 
     Raises:
         TypeError: an argument is no tensor.

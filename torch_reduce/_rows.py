@@ -37,7 +37,8 @@ def softmax(
 
     Returns:
         A tensor of ``input``'s shape; of a Shard this rank's part of it. A row with a NaN or +inf, or of nothing but
-        -inf, is NaN, as in torch.
+        -inf, is NaN, as in torch. Under ``torch.autocast`` on CUDA it is float32 if no ``dtype`` is given (float64 for
+        float64), as torch's; on the CPU autocast changes nothing.
 
     **Order and rounding.** m is the exact maximum of a row, S the contract's sum of e^(x - m), and the result is
     e^(x - m) * (1 / S), in float32 (float64 if ``input`` or the result is), rounded once at the end. An e^(x - m) below
@@ -104,16 +105,17 @@ def log_prob(
         dim: the dimension of the classes.
         temperature: above 0. If it is not 1, the quotients are written to memory, in float32 or float64.
         ignore_index: targets of this value have the result 0, and no gradient.
-        return_entropy: also give the entropy of each row's probabilities, -sum(p * log(p)).
+        return_entropy: also give the entropy of each row's probabilities, -sum(p * log(p)), of the same dtype.
 
     Returns:
         float32 (float64 for float64 logits), whatever the logits are; of ``target``'s shape. With ``return_entropy`` a
-        pair of it and the entropies.
+        pair of it and the entropies. ``torch.autocast`` changes nothing.
 
     **Order and rounding.** The results have the bits of ``log_softmax(logits, dim, dtype=torch.float32)`` at the
     targets, and the gradient has those of its gradient, rounded once to the dtype of ``logits``. Nothing of
     ``logits``'s size is written, neither here nor for the gradient, but the gradient itself. (An entropy writes the
-    probabilities and their logarithms.)
+    logarithms y of the probabilities, and e^y * y, which is 0 where y is -inf; the contract's sum of these is its
+    negative. It has the same bits on the CPU and on GPUs, alone and compiled.)
 
     Raises:
         TypeError, RuntimeError: wrong dtypes, sizes or devices; ``temperature`` is not above 0.
@@ -137,16 +139,23 @@ def log_prob(
     return found, -_ops.sum(entropy_terms(log_softmax(softened(logits, temperature), dim)), [dim])
 
 
+def applied(
+    formula: str, x: Tensor, grad: Tensor | None = None, result: Tensor | None = None, *, number: float = 1
+) -> Tensor:
+    """A formula of csrc/numeric/apply.h. torch's operators may round otherwise, and other code than eager's does."""
+    grad, result = (t if t is None else t.reshape([1] * (x.dim() - t.dim()) + list(t.shape)) for t in (grad, result))
+    return _ops._apply(x, grad, result, None, formula, 0, -number, x.dtype)
+
+
 def softened(logits: Tensor, temperature: float) -> Tensor:
     """logits / temperature, in float32 or float64."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return wide if temperature == 1 else wide / wide.new_tensor(temperature)
+    return wide if temperature == 1 else applied("quotient", wide, number=temperature)
 
 
 def entropy_terms(logarithms: Tensor) -> Tensor:
     """p * log(p) of each probability p, given log(p): 0 where p is 0."""
-    finite = logarithms.masked_fill(logarithms == -float("inf"), 0)  # 0 * -inf would be NaN
-    return logarithms.exp() * finite
+    return applied("entropy", logarithms)
 
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -173,8 +182,9 @@ def cross_entropy(
         label_smoothing: from 0 to 1, the share of the targets that is spread over all classes.
 
     Returns:
-        The loss, of ``input``'s dtype; with ``reduction="none"`` one per target. Of a Shard the global tensor's loss,
-        on every rank, and its gradient is the same on every rank.
+        The loss, of ``input``'s dtype; under ``torch.autocast`` that of halves is float32, as torch's. With
+        ``reduction="none"`` one per target. Of a Shard the global tensor's loss, on every rank, and its gradient is the
+        same on every rank.
 
     **Order and rounding.** A loss is the negative :func:`log_prob` times its weight, in float32 or float64. The mean is
     one quotient of two sums in the order of :func:`sum`: of the losses, and of the weights of the targets that count.
@@ -252,7 +262,7 @@ def rms_norm(
 
     Returns:
         A tensor of ``input``'s shape and dtype; with ``residual`` a pair of it and the sum. Of a Shard this rank's
-        part.
+        part. ``torch.autocast`` changes nothing, as for torch's function.
 
     **Order and rounding.** S is the contract's sum of squares of a row, as :func:`powsum` has it, n its length, and
     r = 1 / sqrt(S / n + eps). The result is (x * r) * w, in float32 (float64 if any input is), rounded once at the end.
@@ -301,6 +311,7 @@ def layer_norm(
     """``input`` less its mean, over its deviation, as :func:`torch.nn.functional.layer_norm`.
 
     Args, results and errors: as for :func:`rms_norm`; ``bias`` of ``normalized_shape`` is added last, None counts as 0.
+    Under ``torch.autocast`` on CUDA halves are converted to float32 first, and so is the result, as torch's.
 
     **Order and rounding.** The mean and the variance of a row are those of :func:`var_mean` with ``correction=0``, and
     r = 1 / sqrt(variance + eps) in float64. Mean and r are rounded to float32 (not if any input is float64), and the

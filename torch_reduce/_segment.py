@@ -248,7 +248,8 @@ def segment_softmax(data: Input, offsets: Tensor, dim: int = 0, *, dtype: torch.
 
     Returns:
         A tensor of ``data``'s shape. Elements before the first offset and after the last one, which belong to no
-        segment, become 0; so is their gradient. NaN in a segment that has NaN or inf, or nothing but -inf.
+        segment, become 0; so is their gradient. NaN in a segment that has NaN or inf, or nothing but -inf. Its dtype
+        under ``torch.autocast`` is that of :func:`torch_reduce.softmax`.
 
     It writes three more tensors of ``data``'s size, of float32, or of float64 where ``data`` or ``dtype`` is. Gradients
     of any order, ``torch.vmap`` and the rest work as for :func:`segment_sum`; the gradient has the bits of that of

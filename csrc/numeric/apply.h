@@ -24,6 +24,9 @@ namespace gpureduce {
 // ratio_square  (x / r) * |x / r| * g; 0 where r is 0
 // deviation     (x - r) * g + m
 // added         x + g * m; x where r is 0
+// divided       x / r
+// inverse_root  1 / sqrt(x + g)
+// entropy       e^x * x, or 0 where x is -inf: p * log(p) of the logarithm of a probability p
 // others        g times the product of the output's other elements; r: the product of its non-zero elements, m: their count,
 //               `number`: the count of all elements
 //
@@ -46,6 +49,9 @@ namespace gpureduce {
   X(ratio_square)             \
   X(deviation)                \
   X(added)                    \
+  X(divided)                  \
+  X(inverse_root)             \
+  X(entropy)                  \
   X(others)                   \
   X(softmax)                  \
   X(log_softmax)              \
@@ -92,6 +98,9 @@ GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
   else if constexpr (f == Formula::ratio_square) return r == 0 ? A(0) : x / r * magnitude_of(x / r) * g;
   else if constexpr (f == Formula::deviation) return (x - r) * g + m;
   else if constexpr (f == Formula::added) return r == 0 ? x : x + g * m;
+  else if constexpr (f == Formula::divided) return x / r;
+  else if constexpr (f == Formula::inverse_root) return A(1) / static_cast<A>(sqrt(x + g));
+  else if constexpr (f == Formula::entropy) return x == -INFINITY ? A(0) : whole_exponential(x) * x;
   else if constexpr (f == Formula::softmax) return m == 0 ? A(0) : exponential_or_zero(x - g) * r;
   else if constexpr (f == Formula::log_softmax) return (x - g) - r;
   else if constexpr (f == Formula::softmax_backward) return m == 0 ? A(0) : (g - r) * x;

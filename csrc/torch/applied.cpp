@@ -224,6 +224,18 @@ Tensor derivative(Formula formula, const Numbers& x, int i, const Saved& saved) 
       if (i == 1) return x[0] - x[2];
       if (i == 3) return at::ones_like(x[0]);
       return i == 0 ? x[1].expand_as(x[0]) : -x[1].expand_as(x[0]);
+    case Formula::divided:
+      return i == 2 ? -apply(formula, apply(formula, x[0], {{}, x[2]}, dtype), {{}, x[2]}, dtype) : Tensor();
+    case Formula::inverse_root: {
+      if (i > 1) return {};
+      const Tensor root = apply(formula, x[0], {x[1]}, dtype);
+      return root * root * root * -0.5;
+    }
+    case Formula::entropy: {  // e^x * x + e^x
+      if (i > 0) return {};
+      const Tensor zero = number_like(0, x[0]);
+      return apply(formula, x[0], {}, dtype) + apply(Formula::exponent, x[0], {{}, zero}, dtype);
+    }
     case Formula::others: return i == 1 ? without_grad() : Tensor();  // i == 0: see products_without()
     default:
       TORCH_CHECK_NOT_IMPLEMENTED(false, "_apply: the formula ", kNames[static_cast<int>(formula)], " has no derivative");
@@ -302,6 +314,8 @@ struct Rule : RuleOf<Saved> {
       Tensor change;
       if (formula == Formula::quotient && i == 0) {
         change = apply(formula, grad, {{}, {}, {}, saved.count, saved.correction}, grad.scalar_type());
+      } else if (formula == Formula::divided && i == 0) {
+        change = divided(grad, x[2]);
       } else if (formula == Formula::others && i == 0) {
         change = products_without(x[0], x[1].defined() ? grad * x[1] : grad, x[2]);
       } else if (const Tensor by = derivative(formula, x, i, saved); by.defined()) {
@@ -333,6 +347,8 @@ Tensor tangent(const Saved& saved, const std::array<Tensor, 1 + kOthers>& given)
     if (formula == Formula::others && i == 0) {
       const Tensor by = products_without(x[0], tangent, x[2]);
       change = change + (x[1].defined() ? by * x[1] : by);
+    } else if (formula == Formula::divided && i == 0) {
+      change = change + divided(tangent, x[2]);
     } else if (const Tensor by = derivative(formula, x, i, saved); by.defined()) {
       change = change + by * tangent;
     }
@@ -409,6 +425,20 @@ Tensor apply(Formula formula, const Tensor& self, Given given, at::ScalarType dt
   return applied().call(self, optional(given.grad), optional(given.result), optional(given.more),
                         kNames[static_cast<int>(formula)], given.count, given.correction, dtype);
 }
+
+// With leading dims of size 1, as many as `like` has.
+static Tensor of_rank(Tensor x, const Tensor& like) {
+  while (x.dim() < like.dim()) x = x.unsqueeze(0);
+  return x;
+}
+
+Tensor multiplied(const Tensor& x, Tensor y) { return apply(Formula::product, x, {of_rank(std::move(y), x)}, x.scalar_type()); }
+
+Tensor divided(const Tensor& x, Tensor y) {
+  return apply(Formula::divided, x, {{}, of_rank(std::move(y), x)}, x.scalar_type());
+}
+
+Tensor number_like(double number, const Tensor& like) { return of_rank(at::scalar_tensor(number, like.options()), like); }
 
 Tensor compared(const Tensor& self) {
   const Tensor x = self.detach();

@@ -19,6 +19,14 @@ struct Given {
 // applied to both parts. The result has the elements' memory layout if no two elements overlap.
 at::Tensor apply(Formula formula, const at::Tensor& self, Given given, at::ScalarType dtype);
 
+// x * y and x / y, of one floating dtype; y broadcasts to x. By torch's operators a compiler could round otherwise: Inductor
+// fuses a product with the sum behind it, and divides with other digits.
+at::Tensor multiplied(const at::Tensor& x, at::Tensor y);
+at::Tensor divided(const at::Tensor& x, at::Tensor y);
+
+// A number of the host, of the dtype and the rank of `like`.
+at::Tensor number_like(double number, const at::Tensor& like);
+
 // The elements as formulas see them, for comparisons by torch's operators, without a gradient. A DTensor's Partial placements
 // are joined in our order: torch would add them in another one, with other bits. Other tensors are as they are.
 at::Tensor compared(const at::Tensor& self);

@@ -112,7 +112,7 @@ Tensor log_prob_backward_composed(const Tensor& grad, const Tensor& logits, cons
   const Tensor y = softmax_operator<true>().call(logits, d, computed);
   const Tensor zeros = at::zeros_like(g).detach();
   const Tensor powers = apply(Formula::exponent, y, {at::ones_like(zeros), zeros}, computed);
-  return rounded(at::zeros_like(y).scatter(d, targets.index.unsqueeze(d), g) - powers * g, logits.scalar_type());
+  return rounded(at::zeros_like(y).scatter(d, targets.index.unsqueeze(d), g) - multiplied(powers, g), logits.scalar_type());
 }
 
 struct LogProbFacts {
@@ -179,8 +179,8 @@ Tensor log_prob_of(const Tensor& logits, const Tensor& target, int64_t dim, doub
   TORCH_CHECK(temperature > 0, "log_prob(): temperature: expected a number above 0, but got ", temperature);
   if (temperature == 1) return std::get<0>(log_prob_operator().call(logits, target, dim, ignore_index));
   const Tensor wide = without_float8(logits).to(computed_in({logits, {}, {}, {}, {}}));
-  return std::get<0>(
-      log_prob_operator().call(wide / at::scalar_tensor(temperature, wide.options()), target, dim, ignore_index));
+  const Tensor softened = apply(Formula::quotient, wide, {{}, {}, {}, 0, -temperature}, wide.scalar_type());
+  return std::get<0>(log_prob_operator().call(softened, target, dim, ignore_index));
 }
 
 // --- cross_entropy ----------------------------------------------------------------------------------------------------------
@@ -190,11 +190,13 @@ Tensor sum_of_all(const Tensor& x) { return functional<Operation::sum>().call(x,
 Tensor reduced(const Tensor& losses, const Tensor& divisor, int64_t reduction, at::ScalarType dtype) {
   if (reduction == at::Reduction::None) return rounded(losses, dtype);
   const Tensor sum = sum_of_all(losses);
-  return rounded(reduction == at::Reduction::Mean ? sum / divisor : sum, dtype);
+  return rounded(reduction == at::Reduction::Mean ? divided(sum, divisor) : sum, dtype);
 }
 
-// A number of the host as a tensor: torch divides by a plain number as it multiplies by its inverse, on some devices.
-Tensor number(const c10::Scalar& x, const Tensor& like) { return at::scalar_tensor(x, like.options()); }
+// The share of a smoothed target that each class gets.
+Tensor share_of_each(double smoothing, const c10::SymInt& classes, const Tensor& like) {
+  return apply(Formula::quotient, number_like(smoothing, like), {{}, {}, {}, classes}, like.scalar_type());
+}
 
 // How much each target counts: the weight of its class, or nothing where it is to be ignored.
 Tensor counts_of(const Targets& targets, const Tensor& weight, at::ScalarType dtype) {
@@ -213,7 +215,8 @@ void check_weight(const char* name, const Tensor& weight, const c10::SymInt& cla
               weight.defined() ? weight.sym_sizes() : c10::SymIntArrayRef());
 }
 
-// torch's loss. The mean is one quotient of two sums in the contract's order.
+// torch's loss, which torch.autocast makes float32 on every device. The mean is one quotient of two sums in the contract's
+// order.
 Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTensor& given_weight, int64_t reduction,
                      c10::SymInt ignore_index, double smoothing) {
   const int64_t d = input.dim() == 1 ? 0 : 1;
@@ -224,7 +227,8 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   const Tensor weight = tensor_of(given_weight);
   const c10::SymInt classes = input.sym_size(d);
   check_weight("cross_entropy", weight, classes);
-  const at::ScalarType computed = computed_in({input, {}, weight, {}, {}}), dtype = input.scalar_type();
+  const at::ScalarType computed = computed_in({input, {}, weight, {}, {}});
+  const at::ScalarType dtype = is_autocast(input) ? at::kFloat : input.scalar_type();
   c10::SmallVector<c10::SymInt, kCommonRank> along(input.dim(), 1);
   along[d] = classes;
   const Tensor of_class = weight.defined() ? weight.to(computed).view_symint(along) : Tensor();
@@ -235,13 +239,13 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
     TORCH_CHECK(TORCH_GUARD_OR_TRUE(ignore_index.sym_lt(0)),
                 "cross_entropy(): ignore_index is not supported for floating point target");
     Tensor share = target.to(computed);
-    if (smoothing > 0) share = share * (1 - smoothing) + number(smoothing, share) / number(classes, share);
+    if (smoothing > 0) share = multiplied(share, number_like(1 - smoothing, share)) + share_of_each(smoothing, classes, share);
     if (of_class.defined()) share = share * of_class;
     const Tensor losses = -total(softmax_operator<true>().call(input, d, computed) * share, d).squeeze(d);
     c10::SymInt rows = 1;
     for (int64_t k = 0; k < input.dim(); ++k)
       if (k != d) rows *= input.sym_size(k);
-    return reduced(losses, number(rows, losses), reduction, dtype);
+    return reduced(losses, at::scalar_tensor(rows, losses.options()), reduction, dtype);
   }
 
   const Tensor logits = computed == at::kDouble ? input.to(at::kDouble) : input;
@@ -253,7 +257,8 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
     const Tensor logarithms = softmax_operator<true>().call(input, d, computed);
     const Tensor weighted = of_class.defined() ? logarithms * of_class : logarithms;
     const Tensor smooth = -total(weighted, d).squeeze(d).masked_fill(targets.ignored, 0);
-    losses = losses * (1 - smoothing) + smooth * (number(smoothing, smooth) / number(classes, smooth));
+    losses =
+        multiplied(losses, number_like(1 - smoothing, losses)) + multiplied(smooth, share_of_each(smoothing, classes, smooth));
   }
   return reduced(losses, sum_of_all(counts), reduction, dtype);
 }
@@ -308,7 +313,7 @@ Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& t
   const Targets targets(target, ignore_index);
   targets.check(self.size(d), "nll_loss");
   Tensor share = grad.to(computed);
-  if (reduction == at::Reduction::Mean) share = share / total_weight.to(computed);
+  if (reduction == at::Reduction::Mean) share = divided(share, total_weight.to(computed));
   share = tensor_of(weight).defined() ? share * counts_of(targets, tensor_of(weight), computed) : share.expand_as(target);
   share = rounded((-share).masked_fill(targets.ignored, 0), self.scalar_type());
   return nll_loss_gradient(self).scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));

@@ -1,5 +1,6 @@
 // softmax, log_softmax, rms_norm and layer_norm with their gradients: functions that keep their input's shape (numeric/rows.h).
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/native/Resize.h>
 
 #include "../cpu/rows.h"
@@ -121,6 +122,12 @@ DimMask one_dim(const Tensor& self, int64_t dim) {
   const int64_t d = c10::maybe_wrap_dim(dim, self.dim());
   if (self.dim() > 0) mask[d] = true;
   return mask;
+}
+
+bool is_autocast(const Tensor& x) {
+  const c10::DeviceType device = x.device().type();
+  return (device == at::kCUDA || device == at::kCPU) && at::autocast::is_autocast_enabled(device) &&
+         at::autocast::is_eligible(x, device);
 }
 
 at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype dtype) {
@@ -255,7 +262,7 @@ Tensor softmax_backward_composed(const Tensor& grad, const Tensor& result, int64
   if constexpr (logarithm) {
     const Tensor zeros = at::zeros_like(sum(g)).detach();
     const Tensor powers = apply(Formula::exponent, y, {at::ones_like(zeros), zeros}, computed);
-    return rounded(g - powers * sum(g), dtype);
+    return rounded(g - multiplied(powers, sum(g)), dtype);
   } else {
     return rounded((g - sum(g * y)) * y, dtype);
   }
@@ -301,6 +308,14 @@ Tensor softmax_differentiable(c10::DispatchKeySet keys, const Tensor& self, int6
         const Tensor t = tangent.to(computed), part = softmax_operator<false>().call(primal, dim, computed) * t;
         return rounded(t - (part.dim() == 0 ? part : total(part, dim)), type);
       });
+}
+
+// As torch's list for CUDA has it: the result is float32 if the call names no dtype, and halves are read as they are.
+template <bool logarithm>
+Tensor softmax_autocast(const Tensor& self, int64_t dim, OptionalDtype dtype) {
+  const bool widens = !dtype && is_autocast(self);
+  const c10::impl::ExcludeDispatchKeyGuard below(Key::AutocastCUDA);
+  return softmax_operator<logarithm>().call(self, dim, widens ? OptionalDtype(at::kFloat) : dtype);
 }
 
 template <bool logarithm>
@@ -518,29 +533,31 @@ Gradients norm_backward_composed(const Tensor& grad, const Tensor& input, int64_
     (d < input.dim() - dims ? along : across).push_back(d);
     if (d >= input.dim() - dims) length = length * input.sym_size(d);
   }
-  const Tensor x = input.to(computed), g = grad.to(computed);
-  // torch divides by a number as it multiplies by its inverse, on some devices; this is a division.
+  const Tensor x = input.to(computed);
+  // Several dims of a row are added in the order of the input's memory, so the gradient must lie there alike.
+  const Tensor g = dims > 1 ? multiplied(at::ones_like(x).detach(), grad.to(computed)) : grad.to(computed);
   const auto over = [&](const Tensor& sums) { return apply(Formula::quotient, sums, {{}, {}, {}, length}, computed); };
   Tensor h, r;
   if constexpr (centered) {
     const auto [variance, mean] = var_mean_operator().call(input, at::IntArrayRef(across), 0, false, true, at::kDouble);
-    const Tensor root = (variance + eps).sqrt();
-    r = (at::ones_like(root).detach() / root).to(computed);
+    r = apply(Formula::inverse_root, variance, {number_like(eps, variance)}, computed);
     h = (x - mean.to(computed)) * r;
   } else {
     static const auto powers = functional<Operation::_powsum_2>();
-    const Tensor root = (over(powers.call(x, at::IntArrayRef(across), true, std::nullopt)) + eps).sqrt();
-    r = at::ones_like(root).detach() / root;
+    const Tensor mean_square = over(powers.call(x, at::IntArrayRef(across), true, std::nullopt));
+    r = apply(Formula::inverse_root, mean_square, {number_like(eps, mean_square)}, computed);
     h = x * r;
   }
   Gradients found;
   if (mask[0]) {
-    const Tensor d = weight.defined() ? g * weight.to(computed) : g;
-    Tensor y = centered ? d - over(total(d, across)) : d;
-    found[0] = rounded((y - h * (over(total(d * h, across)))) * r, input.scalar_type());
+    const Tensor d = weight.defined() ? multiplied(g, weight.to(computed)) : g;
+    const Tensor y = centered ? d - over(total(d, across)) : d;
+    found[0] = rounded((y - multiplied(h, over(total(h * d, across)))) * r, input.scalar_type());
   }
   const auto over_rows = [&](const Tensor& x, const Tensor& like) {
-    const Tensor sums = along.empty() ? x : functional<Operation::sum>().call(x, at::IntArrayRef(along), false, std::nullopt);
+    if (along.empty()) return rounded(x, dtype_of_weight(input, like));
+    const Tensor logical = x.contiguous();  // rows are added in logical order
+    const Tensor sums = functional<Operation::sum>().call(logical, at::IntArrayRef(along), false, std::nullopt);
     return rounded(sums, dtype_of_weight(input, like));
   };
   if (mask[1]) found[1] = over_rows(g * h, weight);
@@ -587,11 +604,11 @@ Tensor norm_tangent(const Tensor& input, int64_t dims, const Tensor& mean, const
   if (t.defined()) {
     const Tensor wide = x.to(computed);
     change = call_norm_backward<centered>(t.to(computed), wide, dims, mean, r, {}, eps, {true, false, false})[0];
-    if (w.defined()) change = change * w.to(computed);
+    if (w.defined()) change = multiplied(change, w.to(computed));
   }
   if (const Tensor tw = tangent_of(weight); tw.defined()) {
     const Tensor h = centered ? (x.to(computed) - mean) * r : x.to(computed) * r;
-    change = change + h * tw.to(computed);
+    change = change + multiplied(h, tw.to(computed));
   }
   if (const Tensor tb = tangent_of(bias); tb.defined()) change = change + tb.to(computed);
   return rounded(change, x.scalar_type());
@@ -636,7 +653,9 @@ Tensor rms_norm_of(const Tensor& input, c10::SymIntArrayRef shape, const Optiona
 
 Tensor layer_norm_of(const Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight, const OptionalTensor& bias,
                      double eps) {
-  return std::get<0>(layer_norm_operator().call(input, dims_of_shape("layer_norm", input, shape), weight, bias, eps));
+  const int64_t dims = dims_of_shape("layer_norm", input, shape);
+  const Tensor x = input.is_cuda() && is_autocast(input) ? input.to(at::kFloat) : input;  // torch's list for CUDA
+  return std::get<0>(layer_norm_operator().call(x, dims, weight, bias, eps));
 }
 
 // --- vmap ----------------------------------------------------------------------------------------------------------------
@@ -681,7 +700,7 @@ Tensor weighted(const Tensor& h, const Batched& weight, const Batched& bias, at:
     while (wide.dim() < y.dim()) wide = wide.unsqueeze(1);
     return wide;
   };
-  if (weight.value.defined()) y = y * spread(weight);
+  if (weight.value.defined()) y = multiplied(y, spread(weight));
   if (bias.value.defined()) y = y + spread(bias);
   return rounded(y, dtype);
 }
@@ -714,6 +733,7 @@ void define_softmax(torch::Library& m) {
   define_operator<softmax_backward<logarithm>, softmax_backward_meta<logarithm>, softmax_backward_differentiable<logarithm>,
                   softmax_backward_batched<logarithm>>(
       m, kSoftmaxBackward<logarithm> + std::string("(Tensor grad, Tensor result, int dim, ScalarType dtype) -> Tensor"));
+  put(m, Key::AutocastCUDA, name, &softmax_autocast<logarithm>);
   define_composite(m, name + ".out" + arguments + ", Tensor(a!) out) -> Tensor(a!)", &softmax_out<logarithm>);
 }
 

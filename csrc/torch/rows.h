@@ -43,6 +43,9 @@ at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype 
 
 DimMask one_dim(const Tensor& self, int64_t dim);
 
+// True if torch.autocast is on for the device of x, and widens its elements to float32 for functions that ask for it.
+bool is_autocast(const Tensor& x);
+
 inline Tensor total(const Tensor& x, at::IntArrayRef dims) {
   return functional<Operation::sum>().call(x, dims, true, std::nullopt);
 }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._operations import known
-from .._rows import entropy_terms, softened
+from .._rows import applied, entropy_terms, softened
 from ._messages import agree, check_device, kind_of, place, traced
 from ._rank_plan import product
 from ._shard import Shard
@@ -89,6 +89,13 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dtype == torch.float64 and dtype.itemsize <= 2:
         return _ops.sum(x.unsqueeze(-1), [-1], dtype=dtype)
     return x.to(dtype)
+
+
+def is_autocast(x: Any, *devices: str) -> bool:
+    """Whether torch.autocast widens elements of `x` to float32 there, for functions that its lists name."""
+    if not isinstance(x, Tensor) or x.device.type not in devices or not torch.is_autocast_enabled(x.device.type):
+        return False
+    return x.is_floating_point() and x.dtype != torch.float64
 
 
 def _sum(dims: Sequence[int], dtype: torch.dtype, name: str = "sum") -> Call:
@@ -429,6 +436,9 @@ def _beside(title: str, x: Tensor, **given: Tensor | None) -> None:
 
 
 def _softmax_of(function: str, shard: Shard, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    if dtype is None and is_autocast(shard.x, "cuda"):
+        dtype = torch.float32
+
     def read(x: Tensor, cut_dim: int) -> tuple[list[int], bool, dict[str, Any]]:
         result = getattr(_ops, function)(_one(x), dim, dtype=dtype)
         at = dim % x.dim()
@@ -542,10 +552,18 @@ def _cross_entropy_of(
     def number(value: float) -> Tensor:
         return torch.scalar_tensor(value, dtype=computed, device=x.device)
 
+    def of_each() -> Tensor:
+        return applied("quotient", number(label_smoothing), number=classes)
+
     def reduced(losses: Tensor, divisor: Callable[[], Tensor]) -> Tensor:
+        dtype = torch.float32 if is_autocast(x, "cpu", "cuda") else x.dtype
         if reduction == 0:
-            return rounded(losses, x.dtype)
-        return rounded(over_rows(losses) / divisor() if reduction == 1 else over_rows(losses), x.dtype)
+            return rounded(losses, dtype)
+        total = over_rows(losses)
+        return rounded(applied("divided", total, result=divisor()) if reduction == 1 else total, dtype)
+
+    def multiplied(each: Tensor, factor: Tensor) -> Tensor:
+        return applied("product", each, factor)
 
     of_class = None
     if weight is not None:
@@ -554,7 +572,7 @@ def _cross_entropy_of(
     if target.is_floating_point():  # probabilities of classes
         share = target.to(computed)
         if label_smoothing > 0:
-            share = share * (1 - label_smoothing) + number(label_smoothing) / number(classes)
+            share = multiplied(share, number(1 - label_smoothing)) + of_each()
         if of_class is not None:
             share = share * of_class
         rows = product(n for d, n in enumerate(cut.shape) if d != dim)
@@ -572,7 +590,7 @@ def _cross_entropy_of(
     if label_smoothing > 0:
         weighted = logarithms() if of_class is None else logarithms() * of_class
         smooth = -total(weighted).masked_fill(ignored, 0)
-        losses = losses * (1 - label_smoothing) + smooth * (number(label_smoothing) / number(classes))
+        losses = multiplied(losses, number(1 - label_smoothing)) + multiplied(smooth, of_each())
     return reduced(losses, lambda: over_rows(counted))
 
 
@@ -585,6 +603,8 @@ def _norm_of(
     eps: float | None = None,
 ) -> Tensor:
     shape = [int(n) for n in normalized_shape]
+    if function == "layer_norm" and is_autocast(shard.x, "cuda"):
+        shard = replace_tensor(shard, shard.x.float())
 
     def read(x: Tensor, cut_dim: int) -> tuple[list[int], bool, dict[str, Any]]:
         _beside(function, x, weight=weight, bias=bias)
