@@ -153,7 +153,8 @@ Tensor added(const Tensor& input, const Tensor& sum, const Tensor& counts, const
   if (alpha.isComplex()) {  // each operation is rounded, on every device
     const auto by = alpha.toComplexDouble();
     const Tensor re = parts.select(-1, 0), im = parts.select(-1, 1);
-    parts = at::stack({re * by.real() - im * by.imag(), re * by.imag() + im * by.real()}, -1);
+    const auto times = [](const Tensor& x, double factor) { return multiplied(x, number_like(factor, x)); };
+    parts = at::stack({times(re, by.real()) - times(im, by.imag()), times(re, by.imag()) + times(im, by.real())}, -1);
   }
   return at::view_as_complex(apply(Formula::added, at::view_as_real(input.resolve_conj()),
                                    {parts, counts.unsqueeze(-1), factor(parts)}, c10::toRealValueType(dtype)));
@@ -409,7 +410,10 @@ Tensor index_add(const Tensor& input, int64_t dim, const Tensor& index, const Te
 Tensor scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
   const int64_t d = at::maybe_wrap_dim(dim, input.dim());
   check_scatter_add(input, d, index, src);
-  if (TORCH_GUARD_OR_FALSE(index.sym_numel().sym_eq(0))) return input.clone();
+  if (TORCH_GUARD_OR_FALSE(index.sym_numel().sym_eq(0))) {
+    if (!is_tracked(src)) return input.clone();
+    return input - src.reshape(-1).narrow(0, 0, 0).sum();  // src gets a gradient, of zeros; x - 0 is x, even where that is -0
+  }
   const auto with_dim = [](const Tensor& x) { return x.dim() == 0 ? x.unsqueeze(0) : x; };
   const Tensor self = with_dim(input), entries = with_dim(index);
   Tensor taken = with_dim(src);
