@@ -17,14 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
+import timing
 import torch_reduce
 import torch_reduce.triton as ordered
-from timing import Buffers, Candidate, Race
 
 SHAPES = ((16_384, 4096), (16_384, 4095), (65_536, 768), (65_536, 1001), (262_144, 128), (524_288, 64), (4096, 50_257))
 SHAPES += ((2048, 128_256),)
 EPS = 1e-5
-MOST = 64  # elements of a block per thread: more would not fit its registers
+LEAST, MOST = 8, 64  # elements of a block per thread: one load of halves, and what fits the registers
 
 
 @triton.jit
@@ -76,17 +76,17 @@ def rms_norm(x, residual, weight, y, h, n, eps, ORDERED: tl.constexpr, ROWS: tl.
     tl.store(y + at, ((e * r[:, None]) * w).to(y.dtype.element_ty), there)
 
 
-def launches(rows, n, width):
-    """(rows in a program, warps) that fit: a program has 1 to 64 elements of its block per thread."""
-    for many, warps in itertools.product((1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16)):
-        if rows % many == 0 and 1 <= many * width // (32 * warps) <= MOST and many * width <= 16_384:
+def launches(rows, width):
+    """(rows in a program, warps) that fit blocks of rows of this width."""
+    for many, warps in itertools.product((1, 4, 16, 32), (1, 2, 4, 8)):
+        if rows % many == 0 and LEAST <= many * width // (32 * warps) <= MOST:
             yield many, warps
 
 
 def candidates(kernels, call, rows, n, right):
     """A candidate for each kernel, order and launch; those with the contract's order have the library's bits first."""
     for (name, (kernel, width)), exact in itertools.product(kernels.items(), (True, False)):
-        for many, warps in launches(rows, n, width):
+        for many, warps in launches(rows, width):
             options = {"ORDERED": exact, "ROWS": many, "BLOCK": triton.next_power_of_2(n), "num_warps": warps}
             options["enable_fp_fusion"] = not exact
 
@@ -96,7 +96,7 @@ def candidates(kernels, call, rows, n, right):
             title = f"{name} {'ordered' if exact else 'tl.sum'} rows={many} warps={warps}"
             if exact:
                 right(run, title)
-            yield Candidate(title, run)
+            yield timing.Candidate(title, run)
 
 
 def sum_race(rows, n):
@@ -113,9 +113,10 @@ def sum_race(rows, n):
     kernels = {"tiles": (tiled_sum, min(512, triton.next_power_of_2(n)))}
     if n <= 8192:
         kernels = {"block": (block_sum, triton.next_power_of_2(n))} | kernels
-    ours = Candidate("library", lambda view, out: torch_reduce.sum(view, 1, dtype=torch.float32, out=out))
+    ours = timing.Candidate("library", lambda view, out: torch_reduce.sum(view, 1, dtype=torch.float32, out=out))
     made = candidates(kernels, lambda go, view, out, options: go(view, out, n, 1.5, **options), rows, n, right)
-    return [ours, *made], Buffers(base, lambda flat: flat.view(rows, n)), lambda: torch.empty(rows, device="cuda")
+    buffers = timing.Buffers(base, lambda flat: flat.view(rows, n))
+    return [ours, *made], buffers, lambda: torch.empty(rows, device="cuda")
 
 
 def norm_race(rows, n):
@@ -138,18 +139,18 @@ def norm_race(rows, n):
             sys.exit(f"WRONG: {title} of ({rows}, {n}): {(got != wanted).sum().item()} elements differ")
 
     made = candidates({"block": (rms_norm, triton.next_power_of_2(n))}, call, rows, n, right)
-    buffers = Buffers(base, lambda flat: flat.view(2, rows, n))
-    return [Candidate("library", library), *made], buffers, lambda: torch.empty_like(x)
+    buffers = timing.Buffers(base, lambda flat: flat.view(2, rows, n))
+    return [timing.Candidate("library", library), *made], buffers, lambda: torch.empty_like(x)
 
 
 def tell(title, race, every):
     """The fastest launch of each kernel and order, or all."""
     timings, best = race.timings(), {}
-    for name, timing in sorted(timings.items(), key=lambda item: item[1].us):
-        best.setdefault(name.partition(" rows=")[0], (name, timing.us))
+    for name, took in sorted(timings.items(), key=lambda item: item[1].us):
+        best.setdefault(name.partition(" rows=")[0], (name, took.us))
     print(title, *(f"  {us:9.2f} µs  {name}" for name, us in best.values()), sep="\n", flush=True)
     if every:
-        print(*(f"    {timing.us:9.2f} µs  {name}" for name, timing in timings.items()), sep="\n", flush=True)
+        print(*(f"    {took.us:9.2f} µs  {name}" for name, took in timings.items()), sep="\n", flush=True)
     for name, error in race.failed.items():
         print(f"    {name}: {error}")
 
@@ -164,7 +165,7 @@ def main():
     for name, make in {"sum": sum_race, "rms_norm": norm_race}.items():
         for rows, n in SHAPES:
             if options.only in (None, name) and (name == "sum" or n <= 8192):
-                tell(f"{name} of ({rows}, {n}) bfloat16", Race(*make(rows, n)).run(7), options.all)
+                tell(f"{name} of ({rows}, {n}) bfloat16", timing.Race(*make(rows, n)).run(7), options.all)
                 torch.cuda.empty_cache()
 
 

@@ -1,6 +1,7 @@
 """torch_reduce.triton: kernels have the library's bits, compiled on a GPU, and without one in Triton's interpreter."""
 
 import collections
+import importlib
 import inspect
 import json
 import os
@@ -115,6 +116,20 @@ def test_work_is_spread():
     assert arithmetic(ptx)["add.rn.f32"] <= 2 * 4096 // 128
 
 
+@pytest.mark.parametrize("kernel", ["block_sum", "tiled_sum", "rms_norm"])
+def test_benchmark(kernel, monkeypatch):
+    """The kernels of bench/triton_order.py are compiled, and launches fit the registers."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    bench = importlib.import_module("triton_order")
+    types = ["*bf16"] * 5 + ["i32", "fp32"] if kernel == "rms_norm" else ["*bf16", "*fp32", "i32", "fp32"]
+    found = arithmetic(compiled(getattr(bench, kernel), types, ORDERED=True, ROWS=2, BLOCK=1024))
+    assert {op for op in found if op.startswith(("add", "mul"))} == {"add.rn.f32", "mul.rn.f32"}
+    for rows, n in bench.SHAPES:
+        for width in {triton.next_power_of_2(n), 512} if n <= 8192 else {512}:
+            launches = list(bench.launches(rows, width))
+            assert launches and all(8 <= many * width // (32 * warps) <= 64 for many, warps in launches)
+
+
 def test_identities():
     """What stands for a missing element of a sum is -0.0, where Triton would write 0.0."""
     ptx = compiled(cases.block_row, ["*fp32", "*fp32", "i32"], OF=ordered.sum, BLOCK=512)
@@ -139,16 +154,14 @@ def test_launches_change_no_bit(cuda):
     """Warps, rows in a program, the block's size: all the same bits."""
     x = torch.randn(64, 3000, device=cuda).bfloat16()
     right = torch_reduce.sum(x, 1, dtype=torch.float32)
-    for warps in (1, 2, 4, 8):
-        for rows in (1, 4):
-            for block in (4096, 8192):
-                y = torch.empty(64, device=cuda)
-                of = dict(ROWS=rows, BLOCK=block, num_warps=warps)
-                cases.block_rows[(64 // rows,)](x, y, 3000, OF=ordered.sum, **of, **cases.EXACT)
-                assert y.equal(right)
-                of |= dict(OF=ordered.add, DTYPE=tl.float32)
-                cases.tiled_rows[(64 // rows,)](x, y.zero_(), 3000, **of, **cases.EXACT)
-                assert y.equal(right)
+    for warps, rows, block in ((1, 1, 4096), (2, 1, 4096), (4, 1, 4096), (4, 1, 8192), (8, 4, 4096), (16, 2, 8192)):
+        y = torch.empty(64, device=cuda)
+        of = dict(ROWS=rows, BLOCK=block, num_warps=warps)
+        cases.block_rows[(64 // rows,)](x, y, 3000, OF=ordered.sum, **of, **cases.EXACT)
+        assert y.equal(right)
+        of |= dict(OF=ordered.add, DTYPE=tl.float32)
+        cases.tiled_rows[(64 // rows,)](x, y.zero_(), 3000, **of, **cases.EXACT)
+        assert y.equal(right)
 
 
 # --- the module -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import linecache
@@ -29,6 +30,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64", "bool", "int8", "uint8", 
 EXACT = {"enable_fp_fusion": False}
 
 
+@functools.cache
 def page():
     """The Python of docs/triton.md, run as a module: its names."""
     blocks = (ROOT / "docs" / "triton.md").read_text(encoding="utf-8").split("```python\n")[1:]
@@ -216,7 +218,9 @@ def check(kernel, name, x, device, rows=1, block=None, tiles=False):
     n, block = x.shape[1], block or triton.next_power_of_2(x.shape[1])
     kind = accumulator(x.dtype)
     y = torch.empty(x.shape[0], dtype=kind, device=device)
-    more = {} if kernel is block_row else {"ROWS": rows}
+    more = {"num_warps": max(1, min(16, rows * min(block, 512 if tiles else block) // 2048))}
+    if kernel is not block_row:
+        more["ROWS"] = rows
     if tiles:
         more["DTYPE"] = TYPES[kind]
     kernel[(x.shape[0] // rows,)](x.to(device), y, n, OF=OPERATIONS[name][tiles], BLOCK=block, **more, **EXACT)
@@ -227,8 +231,9 @@ def case_lengths(device):
     """Sums of all lengths, in blocks of one and two dims and in tiles; a block may be larger than it must be."""
     for n in LENGTHS:
         x = elements(2, n, "float32")
-        check(block_rows, "sum", x, device, rows=2)
-        check(block_row, "sum", x, device)
+        if n <= 16_384:  # a block has to fit the registers
+            check(block_rows, "sum", x, device, rows=2)
+            check(block_row, "sum", x, device)
         check(tiled_rows, "sum", x, device, rows=2, tiles=True)
     x = elements(4, 100, "float32")
     check(block_rows, "sum", x, device, rows=4, block=1024)
@@ -239,7 +244,7 @@ def case_dtypes(device):
     """Sums, products and extrema of all dtypes, in short and long rows."""
     for dtype in DTYPES:
         for name in OPERATIONS:
-            for n in (5, 777, 4500):
+            for n in (5, 777, 4500) if name == "sum" else (777,):
                 x = elements(2, n, dtype, name)
                 check(block_rows, name, x, device, rows=2)
         check(tiled_rows, "sum", elements(2, 4500, dtype), device, rows=2, tiles=True)
@@ -272,7 +277,7 @@ def case_parts(device):
         squares[(1,)](x.to(device), y, x.shape[1], ROWS=2, BLOCK=4096, **EXACT)
         assert_same_bits(y.cpu(), torch_reduce.powsum(x, 2, 1, dtype=y.dtype))
     x, y = torch.arange(9001).sin().reshape(1, -1) / 64, torch.empty(2, device=device)
-    growths[(1,)](x.to(device), y, 9001, BLOCK=16_384, **EXACT)
+    growths[(1,)](x.to(device), y, 9001, BLOCK=16_384, num_warps=8, **EXACT)
     lanes = model.lane_sums(x.numpy(), lambda a, b: (a + b) + a * b)
     right = model.join(lanes, lambda a, b: (a + b) + a * b)
     assert_same_bits(y.cpu(), torch.from_numpy(np.repeat(right, 2)))
