@@ -76,6 +76,36 @@ def test_many(device):
         assert_same_bits(result, OPS.linalg_powsum(x, 2, dtype=torch.float32))
 
 
+LISTS = [["float32", "float64"], ["bfloat16", "float32"], ["float16", "bfloat16", "float64"]]
+LISTS += [["complex64", "float32"], ["float32", "complex128"], ["bfloat16", "complex64", "float64", "complex128"]]
+
+
+@pytest.mark.parametrize("names", LISTS, ids="-".join)
+def test_clip_of_several_dtypes(names, device):
+    """The norm is near the one in float64. Each gradient is multiplied in float32, or float64 if it is of that, by the
+    factor that the documentation gives, and rounded once to its own dtype, whatever the first one's is."""
+    parameters = []
+    for k, name in enumerate([*names, *names]):
+        parameters.append(nn.Parameter(torch.zeros(70 + k, dtype=dtype_of(name), device=device)))
+        numbers = np.random.default_rng(k).standard_normal((70 + k, 2)) * 0.3
+        numbers = numbers @ (1, 1j) if "complex" in name else numbers[:, 0]
+        parameters[-1].grad = torch.from_numpy(numbers).to(device, dtype_of(name))
+    before = [p.grad.cpu().clone() for p in parameters]
+    exact = math.sqrt(math.fsum(float(e) for g in before for e in (g.abs().double() ** 2)))
+    norm = torch_reduce.clip_grad_norm_(parameters, 0.37)
+    double = any(name in ("float64", "complex128") for name in names)
+    assert norm.dtype == (torch.float64 if double else torch.float32)
+    assert norm.item() == pytest.approx(exact, rel=2e-7)
+    factor = min(1.0, 0.37 / (norm.item() + 1e-6))
+    assert factor < 0.5
+    for p, g in zip(parameters, before, strict=True):
+        parts = torch.view_as_real(g) if g.is_complex() else g
+        kind = np.float64 if parts.dtype == torch.float64 else np.float32
+        scaled = torch.from_numpy(parts.to(torch.float64).numpy().astype(kind) * kind(factor)).to(parts.dtype)
+        got = torch.view_as_real(p.grad) if g.is_complex() else p.grad
+        assert_same_bits(got.cpu(), scaled, f"{g.dtype} in {names}")
+
+
 def test_no_tensors():
     """An empty list gives an empty list, and a norm of 0, as torch's."""
     assert OPS._foreach_powsum([]) == []

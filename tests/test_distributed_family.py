@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_reduce
 import torch_reduce.distributed as distributed
-from support import FLOATING, SUM, assert_same_bits, data, name_of, tensor_of, whole
+from support import FLOATING, SUM, assert_same_bits, data, dtype_of, name_of, tensor_of, whole
 from table import SEGMENTS, WEIGHTED, moment
 from test_distributed import random_cuts, shard
 from test_dtensor import (
@@ -233,6 +233,7 @@ def random_weights(rng, shape, names, permutation):
 
 PAIRS = [("float32", "float32"), ("bfloat16", "bool"), ("bfloat16", "float32"), ("float64", "float32")]
 PAIRS += [("int32", "int64"), ("uint8", "bool"), ("float8_e5m2", "float8_e5m2"), ("int16", "float16")]
+PAIRS += [("float16", "float64"), ("bfloat16", "float64")]
 TARGETS = [None, None, torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.bool]
 
 
@@ -248,6 +249,23 @@ def test_weighted_sums(size, world):
         more["tells"] = min(b - a for a, b in itertools.pairwise(cuts)) > 1
         cases.append(weighted_case(first, second, cuts, dims, shard_dim, **more))
     world.run(size, weighted_sums, cases)
+
+
+def weights_beside_a_tie(group, name):
+    """One and a half unit of float32, which is a tie, and a little more: each number is on a rank of its own."""
+    rank = dist.get_rank(group)
+    x = torch.ones(1, dtype=dtype_of(name), device=here())
+    w = torch.tensor([[1.0, 2.0**-24, 2.0**-50][rank]], dtype=torch.float64, device=here())
+    for factors in ((Cut(x, 0, group), w), (x, Cut(w, 0, group)), (Cut(x, 0, group), Cut(w, 0, group))):
+        got = torch_reduce.weighted_sum(*factors, 0, dtype=torch.float32)
+        assert_same_bits(got.cpu(), torch.tensor(1 + 2.0**-23, dtype=torch.float32), name)
+        assert torch_reduce.weighted_sum(*factors, 0).item() == 1 + 2.0**-24 + 2.0**-50
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_halves_with_weights_of_float64(name, world):
+    """Their products are float64 until the end, also between ranks: float32 would lose what decides a tie."""
+    world.run(3, weights_beside_a_tie, name)
 
 
 def test_orders_of_weighted_sums_tell():

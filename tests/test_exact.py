@@ -256,6 +256,42 @@ def test_ties(name, to, device):
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
+def test_smallest_part_decides(name, device):
+    """A sum and a mean that would be a tie but for one number that is far smaller, wherever its bit is in the sum."""
+    digits, lowest = FORMATS[name]
+    half = 2.0**-digits
+    for exponent in {*range(-digits - 1, -digits - 200, -1), *range(lowest, lowest + 40)}:
+        if exponent < lowest:
+            continue
+        little = 2.0**exponent
+        for count in (1, 3, 7, 1000, 4097):
+            row = [count * 1.0, count * half, little] + [0.0] * max(0, count - 3)
+            for sign, rounded in ((1, 1 + 2 * half), (-1, 1.0)):
+                x = torch.tensor([*row[:2], sign * little, *row[3:]], dtype=dtype_of(name), device=device)
+                if count == 1:
+                    assert torch_reduce.sum(x, exact=True).item() == rounded, (exponent, sign)
+                elif len(x) == count and x[1].item() == count * half:
+                    assert torch_reduce.mean(x, exact=True).item() == rounded, (exponent, count, sign)
+    mean = torch_reduce.mean(torch.tensor([3, 3 * 2**-24, 2**-100], device=device), exact=True)
+    assert mean.item() == 1 + 2**-23
+
+
+@pytest.mark.parametrize("n", [4096, 6000, 8192])
+def test_all_digits_of_a_double(n, device):
+    """Sums of large numbers with a few small ones need each digit of a double, and sometimes one more."""
+    generator = torch.Generator().manual_seed(n)
+    for exponent in range(-26, -8):
+        large, small = 1.75 + torch.rand(4, n, generator=generator) / 4, 1 + torch.rand(4, n, generator=generator)
+        x = torch.where(torch.arange(n) % 97 == 0, small * 2.0**exponent, large)
+        right = torch.tensor([math.fsum(row) for row in x.tolist()], dtype=torch.float64)
+        for of, dim in ((x, 1), (x.t().contiguous(), 0)):
+            sums = torch_reduce.sum(of.to(device), dim, dtype=torch.float64, exact=True)
+            assert_same_bits(sums.cpu(), right, f"{exponent=} {dim=}")
+        each = [torch_reduce.sum(row, dtype=torch.float64, exact=True).item() for row in x.to(device)]
+        assert each == right.tolist(), exponent
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
 def test_beside_the_largest(name, device):
     """The sum may be half a unit above the largest number, and no more."""
     top, digits = finite_max(name), FORMATS[name][0]

@@ -108,6 +108,34 @@ def test_mean_is_one_quotient(name, device):
     assert_same_bits(torch_reduce.cross_entropy(x, target, reduction="none").cpu(), losses.to(dtype_of(name)).cpu())
 
 
+PAIRS_OF_DTYPES = [("float32", "float64"), ("float64", "float32"), ("float32", "bfloat16"), ("bfloat16", "float64")]
+
+
+@pytest.mark.parametrize(("name", "of_weight"), PAIRS_OF_DTYPES)
+def test_weights_of_another_dtype(name, of_weight, device):
+    """Weights of classes keep their digits: a loss is computed in float64 if either is, and rounded once."""
+    x, target = random((900, 7), name, 50, device), targets((900,), 7, device, ignored=-100)
+    weight = (random((7,), "float64", 51, device).abs() + 0.1).to(dtype_of(of_weight))
+    logarithms = x.double().log_softmax(1).gather(1, target.clamp_min(0)[:, None]).squeeze(1)
+    counts = weight.double()[target.clamp_min(0)] * (target != -100)
+    right = {"none": -logarithms * counts, "sum": (-logarithms * counts).sum()}
+    right["mean"] = right["sum"] / counts.sum()
+    for reduction, expected in right.items():
+        loss = torch_reduce.cross_entropy(x, target, weight, reduction=reduction)
+        assert loss.dtype == x.dtype
+        if "float64" in (name, of_weight) and name != "float64":  # the nearest number
+            assert_same_bits((loss + 0.0).cpu(), (expected.to(x.dtype) + 0.0).cpu(), reduction)
+        else:
+            close = dict(rtol=1e-12, atol=1e-12) if name == "float64" else dict(rtol=2e-6, atol=1e-6)
+            torch.testing.assert_close(loss, expected.to(x.dtype), **close)
+    leaf = x.requires_grad_()
+    (grad,) = torch.autograd.grad(torch_reduce.cross_entropy(leaf, target, weight, reduction="sum"), leaf)
+    shares = x.detach().double().softmax(1)
+    expected = (shares - F.one_hot(target.clamp_min(0), 7)) * counts[:, None]
+    unit = torch.finfo(torch.float64 if "float64" in (name, of_weight) else torch.float32).eps
+    torch.testing.assert_close(grad.double(), expected, rtol=8 * unit + torch.finfo(x.dtype).eps / 2, atol=8 * unit)
+
+
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 

@@ -257,7 +257,9 @@ def _scale(gradients: list[Tensor], max_norm: float, total: Tensor, foreach: boo
             raise RuntimeError(f"foreach=True was passed, but can't use the foreach API on {device.type} tensors")
     if max_norm == _INFINITY:
         return
-    factor = torch.clamp(max_norm / (total.double() + 1e-6), max=1.0)
+    norm = total.double() + 1e-6
+    # A number over a tensor would be a rounded reciprocal times the number.
+    factor = torch.clamp(torch.full_like(norm, max_norm) / norm, max=1.0)
     for (device, dtype, plain), some in alike.items():
         wide = torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
         here = factor.to(device, wide)
