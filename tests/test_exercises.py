@@ -211,6 +211,58 @@ def test_right_sums_are_not_all(tmp_path, number, pairs, said):
     assert said in checked.lines
 
 
+def demands():
+    """Each demand on a counter that some exercise has: the task, the counter, whether it is a least one, the bound."""
+    found = []
+    for task in ALL.values():
+        for demand in task.asks.split("; ")[1:] if task.kind == "mend" else ():
+            counter, least, bound = re.fullmatch(r"(.+) at (most|least) ([\d.]+)", demand).groups()
+            found.append((task, counter, least == "least", float(bound)))
+    return found
+
+
+@pytest.mark.parametrize("task, counter, least, bound", demands(), ids=lambda value: str(getattr(value, "name", value)))
+def test_demands_near_their_limits(task, counter, least, bound):
+    """What is asked for passes, and better; what misses it by a little fails as what misses it by far."""
+    met = {one: value for each, one, _, value in demands() if each is task}
+    worse = -1 if least else 1
+    for value in (bound, bound - worse * 0.01, bound - worse):
+        assert _exercise.missed(task, met | {counter: value}) == []
+    for value, text in (
+        (bound + worse * 1e-6, f"{bound + worse * 1e-6:.10g}"),
+        (bound + worse * 0.01, None),
+        (bound + worse, None),
+    ):
+        (said,) = _exercise.missed(task, met | {counter: value})
+        asked = f"{bound:g}"
+        assert said.startswith(f"{counter} ") and said.endswith(f"; asked is at {'least' if least else 'most'} {asked}")
+        shown = said.removeprefix(f"{counter} ").split(";")[0].removesuffix("%")
+        assert shown == (text or shown) and float(shown) != bound, said
+
+
+def test_demands_are_there():
+    bounds = {(counter, least, bound) for _, counter, least, bound in demands()}
+    assert {("shared loads", False, 3.0), ("branch efficiency", True, 99.9), ("bank conflicts", False, 0.0)} <= bounds
+
+
+def test_a_kernel_at_its_limit(monkeypatch, tmp_path):
+    """The whole check of "shared loads at most 3" of a kernel that adds right: 3 passes, 3.01 and 4 fail."""
+    task = ALL[5]
+    for loads, right in ((3.0, True), (3.01, False), (4.0, False)):
+        real = _exercise._try.judge
+
+        def judge(*args, loads=loads, real=real, **how):
+            verdict = real(*args, **how)
+            verdict.sample.counters["shared loads"] = loads
+            return verdict
+
+        with monkeypatch.context() as patched:
+            patched.setattr(_exercise._try, "judge", judge)
+            checked = _exercise.check_kernel(task, task.solution, blocks=(512,), odd=(1,))
+        assert checked.right == right, loads
+        assert (f"shared loads {loads:g}; asked is at most 3" in checked.lines) == (not right)
+
+
 def test_what_does_not_compile_is_shown_in_the_files_own_lines():
     """The compiler's message with line and text of the learner's file, and nothing of the emulator's."""
     for number, part in ((4, "sdata[tid] = "), (8, "__shared__ float sdata[blockDim.x];")):

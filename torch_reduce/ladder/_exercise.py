@@ -204,7 +204,10 @@ def missed(task: Exercise, counters: dict[str, float]) -> list[str]:
         # A kernel without a branch, or without a load, wastes none.
         value = counters.get(counter, 100.0 if counter.endswith("efficiency") else 0.0)
         if value < bound if least else value > bound:
-            lines.append(f"{counter} {number_text(counter, value)}; asked is {demand.removeprefix(counter).strip()}")
+            text = number_text(counter, value)
+            if float(text.removesuffix("%")) == bound:  # it is rounded to what is asked
+                text = f"{value:.10g}" + "%" * text.endswith("%")
+            lines.append(f"{counter} {text}; asked is {demand.removeprefix(counter).strip()}")
     return lines
 
 
