@@ -92,6 +92,10 @@ BROKEN = {
     "a branch out of its tree": (lambda text: re.sub(r"(\d+ )2,", r"\g<1>3,", text), "broken"),
     "a branch back": (lambda text: re.sub(r"(\d+ )2,", r"\g<1>0,", text), "broken"),
     "an unknown feature": (lambda text: re.sub(r" \d+ 2,", " 200 2,", text), "broken"),
+    "a tree that takes nodes of none": (
+        lambda text: text.replace("tree 3", "tree 9000", 1) + "tree -8997\n",
+        "cut off",
+    ),
     "no GPU": (lambda text: text.replace("bandwidth 1000000000\n", "bandwidth 0\n"), "what its GPU is"),
     "nothing": (lambda text: "", "does not begin"),
     "an unknown base": (lambda text: text.replace("tree 3", "on NVIDIA None\ntree 3"), "stands on data"),

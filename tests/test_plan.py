@@ -700,9 +700,21 @@ def test_without_machine_code(source, target):
 
 
 @pytest.mark.parametrize(
-    "tuning", ["speed=9", "grid=x", "kernel=best", "kernel=tiny", "candidate=-1", "grid", "kernel="]
+    "tuning",
+    ["speed=9", "grid=x", "kernel=best", "kernel=tiny", "candidate=-1", "grid", "kernel=", "grid=4294967297"]
+    + ["candidate=99999999999", "cluster=9999999999999999999999"],
 )
 def test_wrong_tuning(tuning):
     """A tuning that means nothing is refused by name."""
     with pytest.raises(invalid_argument(), match=f"tuning.*{tuning.split('=')[0]}"):
         torch.ops.gpureduce._plan(*view_arguments((10, 10), (10, 1), (1,), "float32", "float32", tuning))
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["multiprocessors=0", "multiprocessors=4294967297", "shared_bytes=99999999999", "l2_bytes=-1", "speed=1", "early"],
+)
+def test_wrong_device(device):
+    """A GPU that cannot be is refused by name."""
+    with pytest.raises(invalid_argument(), match=f"device: .*'{device.split('=')[0]}'"):
+        torch.ops.gpureduce._plan(*view_arguments((10, 10), (10, 1), (1,), "float32", "float32", ""), device)

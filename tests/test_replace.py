@@ -1346,3 +1346,10 @@ def test_a_torch_that_cannot_be_told(monkeypatch, device):
         warnings.simplefilter("error")
         torch_reduce.replace(["sum", "amax"], device).on().off()
     torch_reduce.replace(["sum", "amax"], device).off()
+
+
+def test_names_that_are_not_replaced():
+    """One sentence that names the function."""
+    with pytest.raises(ValueError, match=r"^_traced\(\): name: no function 'summ' is replaced"):
+        torch.ops.gpureduce._traced("summ")
+    assert torch.ops.gpureduce._traced("sum")

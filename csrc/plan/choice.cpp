@@ -69,6 +69,7 @@ void Choice::check() const {
   int begin = 0;
   for (int end : ends_) {
     expect(begin < end, "a tree has no nodes");
+    expect(end <= static_cast<int>(nodes_.size()), "it is cut off");
     for (int i = begin; i < end; ++i) {
       const Node& n = nodes_[i];
       expect(n.feature == kLeaf || (n.feature < feature_count() && n.right > 1 && i + n.right < end), "a tree is broken");

@@ -1,6 +1,7 @@
 // Plans, devices and tunings as text, for people and for tests.
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 
@@ -32,6 +33,13 @@ int64_t number_of(const char* what, const std::string& key, const std::string& v
   if (value.empty() || value.size() > 18 || value.find_first_not_of("0123456789") != std::string::npos)
     throw std::invalid_argument(std::string(what) + ": '" + key + "' needs a number, not '" + value + "'");
   return std::stoll(value);
+}
+
+int int_of(const char* what, const std::string& key, const std::string& value) {
+  const int64_t number = number_of(what, key, value);
+  if (number > std::numeric_limits<int>::max())
+    throw std::invalid_argument(std::string(what) + ": '" + key + "' needs a number of 31 bits, not " + value);
+  return static_cast<int>(number);
 }
 
 const char* text_of(bool b) { return b ? "true" : "false"; }
@@ -69,16 +77,17 @@ Device Device::parse(const std::string& text) {
       return;
     }
     const int64_t number = number_of("device", key, value);
-    if (key == "multiprocessors") device.multiprocessors = static_cast<int>(number);
+    if (key == "multiprocessors") device.multiprocessors = int_of("device", key, value);
     else if (key == "l2_bytes") device.l2_bytes = number;
     else if (key == "bandwidth") device.bandwidth = number;
-    else if (key == "shared_bytes") device.shared_bytes = static_cast<int>(number);
-    else if (key == "processor_shared_bytes") device.processor_shared_bytes = static_cast<int>(number);
-    else if (key == "reserved_shared_bytes") device.reserved_shared_bytes = static_cast<int>(number);
+    else if (key == "shared_bytes") device.shared_bytes = int_of("device", key, value);
+    else if (key == "processor_shared_bytes") device.processor_shared_bytes = int_of("device", key, value);
+    else if (key == "reserved_shared_bytes") device.reserved_shared_bytes = int_of("device", key, value);
     else if (key == "early") device.early = number != 0;
     else if (key == "clusters") device.clusters = number != 0;
     else if (key == "native") device.native = number != 0;
     else throw std::invalid_argument("device: there is no key '" + key + "'");
+    if (device.multiprocessors < 1) throw std::invalid_argument("device: 'multiprocessors' needs a number above 0");
   });
   return device;
 }
@@ -107,7 +116,7 @@ Tuning Tuning::parse(const std::string& text) {
                  : key == "cluster"         ? &tuning.cluster
                                             : nullptr;
     if (!field) throw std::invalid_argument("tuning: there is no key '" + key + "'");
-    *field = static_cast<int>(number_of("tuning", key, value));
+    *field = int_of("tuning", key, value);
   });
   return tuning;
 }

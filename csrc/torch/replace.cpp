@@ -761,5 +761,9 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
     function(table);
     gpureduce::replacing::traced()[name] = table.traced;
   }
-  m.def("_traced(str name) -> str[]", [](const std::string& name) { return gpureduce::replacing::traced().at(name); });
+  m.def("_traced(str name) -> str[]", [](const std::string& name) {
+    const auto found = gpureduce::replacing::traced().find(name);
+    TORCH_CHECK_VALUE(found != gpureduce::replacing::traced().end(), "_traced(): name: no function '", name, "' is replaced");
+    return found->second;
+  });
 }
