@@ -1,6 +1,6 @@
 """Kernels in Triton that use torch_reduce.triton, each beside the library on the CPU. tests/test_triton.py runs them.
 
-    TRITON_INTERPRET=1 python tests/triton_cases.py    all of them in Triton's interpreter; prints the errors as JSON
+TRITON_INTERPRET=1 python tests/triton_cases.py    all of them in Triton's interpreter; prints the errors as JSON
 """
 
 import contextlib
