@@ -316,14 +316,18 @@ def execute(command: list[str | Path], seconds: float, env: dict[str, str] | Non
                 end()
                 break
 
+    def wait() -> None:  # a thread's: Popen's own time limit asks again and again
+        process.wait()
+        ended.set()
+
+    ended = threading.Event()
     pipes = (process.stdout, process.stderr)
     readers = [threading.Thread(target=take, args=pair, daemon=True) for pair in zip(pipes, kept, strict=True)]
     try:
-        for reader in readers:
-            reader.start()
-        process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        why.append(f"stopped after {seconds:.0f} seconds")
+        for thread in (*readers, threading.Thread(target=wait, daemon=True)):
+            thread.start()
+        if not ended.wait(seconds):
+            why.append(f"stopped after {seconds:.0f} seconds")
     finally:
         end()
         process.wait()
