@@ -154,15 +154,15 @@ def cases(differentiable=False):
     return pytest.mark.parametrize(("name", "dtype"), pairs, ids=lambda value: str(value).removeprefix("torch."))
 
 
-def same(ours, theirs):
+def same(ours, theirs, **options):
     """Equal within torch's tolerances, with the same dtypes and shapes."""
     assert type(ours) is type(theirs), f"{type(ours)} is not {type(theirs)}: {ours}"
-    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **options)
 
 
 @cases()
 def test_values(name, dtype, device):
-    """torch's results, dtypes and shapes; and an error where torch has one."""
+    """torch's results, dtypes, shapes and strides; and an error where torch has one."""
     ours, theirs = FUNCTIONS[name], info(name).op
 
     def differs(sample):
@@ -175,6 +175,7 @@ def test_values(name, dtype, device):
             same(
                 tuple(found) if isinstance(wanted, tuple) else found,
                 tuple(wanted) if isinstance(wanted, tuple) else wanted,
+                check_stride=True,
             )
 
     check("values", name, dtype, device, differs)
@@ -182,13 +183,14 @@ def test_values(name, dtype, device):
 
 @cases()
 def test_meta(name, dtype, device):
-    """On meta tensors a result has the dtype and the shape that it has on the device."""
+    """On meta tensors a result has the dtype, the shape and the strides that it has on the device."""
 
     def differs(sample):
         wanted = call(FUNCTIONS[name], sample)
         found = call(FUNCTIONS[name], sample, *[x.to("meta") for x in tensors_of(sample)])
         for one, other in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
-            assert (one.device.type, one.dtype, one.shape) == ("meta", other.dtype, other.shape)
+            assert one.device.type == "meta"
+            assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
 
     check("meta", name, dtype, device, differs)
 

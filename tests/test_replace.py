@@ -484,11 +484,9 @@ def test_exceptions(device):
 def test_misuse(device):
     """Unknown devices, devices named twice, and an off without an on are refused, and nothing is switched."""
     with pytest.raises(ValueError, match=r"replace_torch_sum.*'cuda' and 'cpu', not 'tpu'"):
-        replace_torch_sum(["cpu", "tpu"]).on()
-    assert not is_on("cpu")
-    with pytest.raises(ValueError, match=r"'cpu' twice"):
-        replace_torch_sum(["cpu", "cpu"]).on()
-    assert not is_on("cpu")
+        replace_torch_sum(["cpu", "tpu"])
+    with pytest.raises(ValueError, match=r"replace_torch_sum: devices: 'cpu' is named twice"):
+        replace_torch_sum(["cpu", "cpu"])
     with pytest.raises(RuntimeError, match=r"off\(\) without on\(\), on device '" + device):
         replace_torch_sum(device).off()
     assert not is_on(device)
@@ -958,6 +956,31 @@ def test_targets_out_of_bounds(device):
                 call()
 
 
+def refused_by_torch(device):
+    """Calls that ours could compute."""
+    x, images = torch.ones(3, 4, device=device), torch.ones(2, 3, 4, 5, device=device)
+    target, aten = torch.zeros(2, 4, 5, dtype=torch.long, device=device), torch.ops.aten
+    calls = [
+        lambda: F.nll_loss(images, target.byte()),
+        lambda: F.cross_entropy(images, target.byte()),
+        lambda: aten._softmax(x.bfloat16(), 0, True),
+        lambda: aten._log_softmax(x, 0, True),
+        lambda: aten._softmax_backward_data(x, x, 0, torch.bfloat16),
+        lambda: aten._log_softmax_backward_data(x.half(), x, 0, torch.half),
+        lambda: F.layer_norm(x, (4,), x[0].double()),
+        lambda: F.layer_norm(x, (4,), x[0], x[0].half()),
+        lambda: F.layer_norm(x.double(), (4,), x[0]),
+        lambda: F.layer_norm(x.half(), (4,), x[0].bfloat16()),
+        *[lambda d=d: torch.count_nonzero(x.to(d)) for d in (torch.uint16, torch.uint32, torch.uint64)],
+        *[
+            lambda d=d, name=name: getattr(x.to(d), name)(1)
+            for d in (torch.uint16, torch.uint32, torch.uint64)
+            for name in ("any", "all", "prod", "amax", "amin", "nansum")
+        ],
+    ]
+    return calls + [lambda: aten._softmax(x.half(), 0, True)] * (device == "cpu")
+
+
 def test_others_leave(device):
     """What ours do not take is torch's: its results and its errors."""
     z = torch.ones(3, 4, dtype=torch.complex64, device=device)
@@ -994,6 +1017,7 @@ def test_others_leave(device):
         lambda: F.rms_norm(z, (4,)),
         lambda: F.rms_norm(z.real, (3,)),
         lambda: F.rms_norm(z.real.int(), (4,)),
+        *refused_by_torch(device),
     ]
 
     before = [outcome(call) for call in calls]
@@ -1018,7 +1042,7 @@ def test_variances_of_too_few_warn(device):
 def test_names(device):
     """The names in the type are those of csrc/torch/replace.cpp; "all" is torch.all and not all functions."""
     with pytest.raises(ValueError, match="functions are 'all', 'amax'") as refused:
-        torch_reduce.replace("median", device).on()
+        torch_reduce.replace("median", device)
     assert all(f"'{name}'" in str(refused.value) for name in typing.get_args(_replace._Name))
     assert str(refused.value).count("', '") + 1 == len(typing.get_args(_replace._Name)) == len(OTHERS) + 1
     with torch_reduce.replace("all", device):
@@ -1039,12 +1063,18 @@ def test_repr(device):
 
 
 def test_others_misuse(device):
-    with pytest.raises(ValueError, match="functions are .*'amax'.*, not 'median'"):
-        torch_reduce.replace("median", device).on()
-    with pytest.raises(ValueError, match="twice"), torch_reduce.replace(["amax", "amax"], device):
-        pass
-    with pytest.raises(ValueError, match="devices are"), torch_reduce.replace("amax", "xpu"):
-        pass
+    """What is wrong is refused by the call itself, in one sentence, before anything is switched."""
+    with pytest.raises(ValueError, match="^replace: functions are .*'amax'.*, not 'summ'"):
+        torch_reduce.replace(["amax", "summ"], device)
+    with pytest.raises(ValueError, match="^replace: names: 'amax' is named twice"):
+        torch_reduce.replace(["amax", "amax"], device)
+    with pytest.raises(ValueError, match="^replace: devices are 'cuda' and 'cpu', not 'gpu'"):
+        torch_reduce.replace("sum", "gpu")
+    for given in (torch.sum, [torch.sum], 3):
+        with pytest.raises(TypeError, match="^replace: names: expected a string or several, but got .+$"):
+            torch_reduce.replace(given, device)
+    with pytest.raises(TypeError, match="^replace: devices: expected a string or several, but got device"):
+        torch_reduce.replace("sum", torch.device("cpu"))
     with pytest.raises(RuntimeError, match="off\\(\\) without on"):
         torch_reduce.replace("amax", device).off()
 

@@ -86,10 +86,8 @@ class replace(ContextDecorator):
     :func:`torch.use_deterministic_algorithms`. Gradients of :func:`torch.nn.functional.embedding_bag`,
     ``scatter_reduce``, ``index_reduce`` and ``Tensor.put_`` stay torch's.
 
-    Results of softmaxes and norms, and their gradients, have the strides of the input; torch's results are contiguous.
-    If the input is not contiguous, ``view()`` of a result can fail, and under ``torch.compile`` ``reshape()`` can fail
-    as well: make the input contiguous first. On the CPU, ``torch.native_layer_norm`` of halves returns its statistics
-    in float32, as on a GPU.
+    Results have torch's dtypes, shapes and strides, whatever the strides of the input. One dtype differs: on the CPU,
+    ``torch.native_layer_norm`` of halves returns its statistics in float32, as on a GPU.
 
     :class:`replace_torch_sum` says the rest: what is left to the original kernel, what is never reached, what
     ``torch.compile`` makes of it, that it is a switch of the whole process, and how it nests.
@@ -99,8 +97,10 @@ class replace(ContextDecorator):
         devices: ``"cuda"`` (the default), ``"cpu"``, or several of them.
 
     Raises:
+        TypeError: a name or a device that is not a string.
         ValueError: another name or device, or one named twice.
-        RuntimeError: ``"cuda"`` where the library was built without CUDA; more :meth:`off` than :meth:`on`.
+        RuntimeError: from :meth:`on`: ``"cuda"`` where the library was built without CUDA. From :meth:`off`: there were
+            not as many :meth:`on`.
 
     Warns:
         UserWarning: something that is compiled cannot have our bits, once for each reason.
@@ -113,8 +113,17 @@ class replace(ContextDecorator):
     _title = "replace"
 
     def __init__(self, names: _Name | Iterable[_Name] | None = None, devices: str | Iterable[str] = "cuda") -> None:
-        self.names = None if names is None else [names] if isinstance(names, str) else list(names)
-        self.devices = [devices] if isinstance(devices, str) else list(devices)
+        self.names = None if names is None else self._listed("names", names)
+        self.devices = self._listed("devices", devices)
+        if not is_dynamo_compiling():  # there the switch itself breaks the graph, and checks
+            torch.ops.gpureduce._check_replace(self._title, self.names, self.devices)
+
+    def _listed(self, argument: str, given: str | Iterable[str]) -> list[str]:
+        listed = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+        for each in listed:
+            if not isinstance(each, str):
+                raise TypeError(f"{self._title}: {argument}: expected a string or several, but got {each!r}")
+        return listed
 
     def __repr__(self) -> str:
         names = get_args(_Name) if self.names is None else self.names
@@ -173,8 +182,10 @@ class replace_torch_sum(replace):
         devices: whose sum is replaced: ``"cuda"`` (the default), ``"cpu"``, or several of them.
 
     Raises:
+        TypeError: a device that is not a string.
         ValueError: another device, or one named twice.
-        RuntimeError: ``"cuda"`` where the library was built without CUDA; more :meth:`off` than :meth:`on`.
+        RuntimeError: from :meth:`on`: ``"cuda"`` where the library was built without CUDA. From :meth:`off`: there were
+            not as many :meth:`on`.
 
     >>> with torch_reduce.replace_torch_sum(devices="cpu"):
     ...     torch.ones(3, 4).sum(1)

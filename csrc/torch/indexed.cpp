@@ -137,9 +137,12 @@ at::ScalarType sum_type(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/false) ? at::kLong : at::toOpMathType(type);
 }
 
-// input + alpha * sum where `counts`, which broadcasts to the sums, is not 0, and input elsewhere.
-Tensor added(const Tensor& input, const Tensor& sum, const Tensor& counts, const at::Scalar& alpha) {
-  const at::ScalarType dtype = input.scalar_type();
+// given + alpha * sum where `counts`, which broadcasts to the sums, is not 0, and given elsewhere. The result is contiguous, as
+// torch's.
+Tensor added(const Tensor& given, const Tensor& sum, const Tensor& counts, const at::Scalar& alpha) {
+  const at::ScalarType dtype = given.scalar_type();
+  const bool empty = TORCH_GUARD_OR_FALSE(given.sym_numel().sym_eq(0));  // then any strides count as contiguous
+  const Tensor input = empty ? given.clone(at::MemoryFormat::Contiguous) : given.contiguous();  // the result lies as it does
   if (!at::isFloatingType(dtype) && !input.is_complex()) return at::add(input.to(sum.scalar_type()), sum, alpha).to(dtype);
   TORCH_CHECK(input.is_complex() || !alpha.isComplex(),
               "For non-complex input tensors, argument alpha must not be a complex "
@@ -411,8 +414,9 @@ Tensor scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const 
   const int64_t d = at::maybe_wrap_dim(dim, input.dim());
   check_scatter_add(input, d, index, src);
   if (TORCH_GUARD_OR_FALSE(index.sym_numel().sym_eq(0))) {
-    if (!is_tracked(src)) return input.clone();
-    return input - src.reshape(-1).narrow(0, 0, 0).sum();  // src gets a gradient, of zeros; x - 0 is x, even where that is -0
+    const Tensor copy = input.clone(at::MemoryFormat::Contiguous);
+    if (!is_tracked(src)) return copy;
+    return copy - src.reshape(-1).narrow(0, 0, 0).sum();  // src gets a gradient, of zeros; x - 0 is x, even where that is -0
   }
   const auto with_dim = [](const Tensor& x) { return x.dim() == 0 ? x.unsqueeze(0) : x; };
   const Tensor self = with_dim(input), entries = with_dim(index);

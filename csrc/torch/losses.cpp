@@ -82,24 +82,24 @@ Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor&
   const Targets targets(target, ignore_index);
   if (target.numel() > 0) targets.check(logits.size(c10::maybe_wrap_dim(dim, logits.dim())), "_log_prob_backward");
   const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
-  const Tensor found = result_like(logits, logits.scalar_type());
   const Tensor own_m = plain(m.to(computed)), own_sum = plain(log_sum.to(computed));
   const Tensor row_grad = plain(grad.to(computed).masked_fill(targets.ignored, 0));
   const Tensor index = targets.index.contiguous();
-  RowsCall call =
-      make_call(RowFunction::log_prob_backward, {logits, {}, {}, {}, found}, one_dim(logits, dim), "_log_prob_backward");
+  const DimMask mask = one_dim(logits, dim);
+  const Tensor x = together(logits, mask, logits), found = room(x, mask, logits.scalar_type());
+  RowsCall call = make_call(RowFunction::log_prob_backward, {x, {}, {}, {}, found}, mask, "_log_prob_backward");
   call.mean = own_m.data_ptr();
   call.r = own_sum.data_ptr();
   call.row_grad = row_grad.data_ptr();
   call.target = index.const_data_ptr<int64_t>();
   run(call, logits);
-  return found;
+  return found.contiguous();
 }
 
 Tensor log_prob_backward_meta(const Tensor&, const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt,
                               const Tensor&, const Tensor&) {
   check_target("log_prob", logits, target, dim);
-  return result_like(logits, logits.scalar_type());
+  return new_result(logits, logits.scalar_type());
 }
 
 // The same by operators that torch can differentiate again, with the same bits.
@@ -112,7 +112,8 @@ Tensor log_prob_backward_composed(const Tensor& grad, const Tensor& logits, cons
   const Tensor y = softmax_operator<true>().call(logits, d, computed);
   const Tensor zeros = at::zeros_like(g).detach();
   const Tensor powers = apply(Formula::exponent, y, {at::ones_like(zeros), zeros}, computed);
-  return rounded(at::zeros_like(y).scatter(d, targets.index.unsqueeze(d), g) - multiplied(powers, g), logits.scalar_type());
+  const Tensor found = at::zeros_like(y).scatter(d, targets.index.unsqueeze(d), g) - multiplied(powers, g);
+  return rounded(found, logits.scalar_type()).contiguous();
 }
 
 struct LogProbFacts {
@@ -294,15 +295,10 @@ TwoTensors nll_loss(const Tensor& self, const Tensor& target, const OptionalTens
   return {reduced(losses, divisor, reduction, dtype), undivided ? at::zeros({}, self.options()) : rounded(divisor, dtype)};
 }
 
-// The gradient lies in memory as torch's.
-Tensor nll_loss_gradient(const Tensor& self) {
-  return at::zeros_like(self, self.options(), self.dim() > 2 ? at::MemoryFormat::Preserve : at::MemoryFormat::Contiguous);
-}
-
 Tensor nll_loss_backward_meta(const Tensor&, const Tensor& self, const Tensor& target, const OptionalTensor& weight,
                               int64_t reduction, c10::SymInt ignore_index, const Tensor&) {
   nll_loss_meta(self, target, weight, reduction, std::move(ignore_index));
-  return nll_loss_gradient(self);
+  return new_result(self, self.scalar_type());
 }
 
 Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& target, const OptionalTensor& weight,
@@ -316,7 +312,8 @@ Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& t
   if (reduction == at::Reduction::Mean) share = divided(share, total_weight.to(computed));
   share = tensor_of(weight).defined() ? share * counts_of(targets, tensor_of(weight), computed) : share.expand_as(target);
   share = rounded((-share).masked_fill(targets.ignored, 0), self.scalar_type());
-  return nll_loss_gradient(self).scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));
+  return at::zeros_like(self, self.options(), at::MemoryFormat::Contiguous)
+      .scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));
 }
 
 }  // namespace

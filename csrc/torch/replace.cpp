@@ -229,7 +229,9 @@ struct Count {
   static constexpr Operation op = Operation::_count_nonzero;
   template <bool traced>
   static at::Tensor dims(Keys keys, const at::Tensor& self, at::IntArrayRef dim) {
-    return reduce<op, traced>(keys, self, dim, false, {}, [&] { return torch_count_nonzero::call<traced>(keys, self, dim); });
+    const auto otherwise = [&] { return torch_count_nonzero::call<traced>(keys, self, dim); };
+    if (!is_result(self.scalar_type(), self.device())) return otherwise();
+    return reduce<op, traced>(keys, self, dim, false, {}, otherwise);
   }
 };
 
@@ -353,7 +355,7 @@ struct Softmax {
   using Torch = std::conditional_t<logarithm, torch_log_softmax, torch_softmax>;
 
   static bool is_taken(const at::Tensor& self, int64_t dim, bool to_float) {
-    return is_softmax_taken(self, dim) && (!to_float || c10::elementSize(self.scalar_type()) == 2);
+    return is_softmax_taken(self, dim) && (!to_float || (self.is_cuda() && self.scalar_type() == at::kHalf));
   }
   static at::ScalarType result(const at::Tensor& self, int64_t, bool to_float) {
     return to_float ? at::kFloat : self.scalar_type();
@@ -369,8 +371,10 @@ struct SoftmaxBackward : Alike<rows::softmax_backward_operator<logarithm>> {
   using Torch = std::conditional_t<logarithm, torch_log_softmax_backward, torch_softmax_backward>;
 
   static bool is_taken(const at::Tensor& grad, const at::Tensor& result, int64_t dim, at::ScalarType dtype) {
+    const at::ScalarType type = result.scalar_type();
+    const bool is_pair = dtype == type || (result.is_cuda() && dtype == at::kHalf && type == at::kFloat);
     return is_softmax_taken(result, dim) && is_float_row(grad) && grad.sym_sizes() == result.sym_sizes() &&
-           grad.device() == result.device() && is_common(dtype) && at::isFloatingType(dtype);
+           grad.device() == result.device() && grad.scalar_type() == type && is_pair;
   }
   static at::ScalarType result(const at::Tensor&, const at::Tensor&, int64_t, at::ScalarType dtype) { return dtype; }
 };
@@ -396,6 +400,15 @@ int64_t norm_dims(const at::Tensor& input, c10::SymIntArrayRef shape, const Opti
   return dims;
 }
 
+// Whether torch takes weights of these dtypes: the input's, and on the CPU float32 ones beside halves.
+bool are_dtypes_taken(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias) {
+  const auto all = [&](at::ScalarType type) {
+    const auto is = [&](const OptionalTensor& x) { return !x || !x->defined() || x->scalar_type() == type; };
+    return is(weight) && is(bias);
+  };
+  return all(input.scalar_type()) || (input.is_cpu() && c10::elementSize(input.scalar_type()) == 2 && all(at::kFloat));
+}
+
 struct LayerNorm {
   using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
@@ -403,7 +416,8 @@ struct LayerNorm {
   static Three forward(Keys keys, const at::Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight,
                        const OptionalTensor& bias, double eps) {
     const int64_t dims = norm_dims(input, shape, weight, bias);
-    if (dims == 0) return torch_layer_norm::call<traced>(keys, input, C10_AS_INTARRAYREF_SLOW(shape), weight, bias, eps);
+    if (dims == 0 || !are_dtypes_taken(input, weight, bias))
+      return torch_layer_norm::call<traced>(keys, input, C10_AS_INTARRAYREF_SLOW(shape), weight, bias, eps);
     return call_ours<traced>(keys, rows::layer_norm_operator(), input, dims, weight, bias, eps);
   }
   template <bool traced>
@@ -411,7 +425,8 @@ struct LayerNorm {
                         const at::Tensor& mean, const at::Tensor& r, const OptionalTensor& weight, const OptionalTensor& bias,
                         std::array<bool, 3> mask) {
     const int64_t dims = norm_dims(input, shape, weight, bias);
-    if (dims == 0 || grad.sym_sizes() != input.sym_sizes() || !is_float_row(grad))
+    if (dims == 0 || grad.sym_sizes() != input.sym_sizes() || !is_float_row(grad) ||
+        grad.scalar_type() != input.scalar_type() || !are_dtypes_taken(input, weight, bias))
       return torch_layer_norm_backward::call<traced>(keys, grad, input, C10_AS_INTARRAYREF_SLOW(shape), mean, r, weight, bias,
                                                      mask);
     return call_ours<traced>(keys, rows::layer_norm_backward_operator(), grad, input, dims, mean, r, weight, bias, 0.0, mask);
@@ -426,7 +441,7 @@ struct RmsNorm {
   static Two forward(Keys keys, const at::Tensor& input, at::IntArrayRef shape, const OptionalTensor& weight,
                      std::optional<double> eps) {
     const int64_t dims = norm_dims(input, c10::fromIntArrayRefSlow(shape), weight, {});
-    if (dims == 0) return theirs<traced>(keys, input, shape, weight, eps);
+    if (dims == 0 || !are_dtypes_taken(input, weight, {})) return theirs<traced>(keys, input, shape, weight, eps);
     return call_ours<traced>(keys, rows::rms_norm_operator(), input, dims, weight,
                              eps.value_or(rows::epsilon_of(input.scalar_type())));
   }
@@ -434,7 +449,8 @@ struct RmsNorm {
   static Two backward(Keys keys, const at::Tensor& grad, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& r,
                       const OptionalTensor& weight, std::array<bool, 2> mask) {
     const int64_t dims = norm_dims(input, c10::fromIntArrayRefSlow(shape), weight, {});
-    if (dims == 0 || grad.sizes() != input.sizes() || !is_float_row(grad))
+    if (dims == 0 || grad.sizes() != input.sizes() || !is_float_row(grad) || grad.scalar_type() != input.scalar_type() ||
+        !are_dtypes_taken(input, weight, {}))
       return theirs<traced>(keys, grad, input, shape, r, weight, mask);
     return call_ours<traced>(keys, rows::rms_norm_backward_operator(), grad, input, dims, r, weight, 0.0, mask);
   }
@@ -463,7 +479,9 @@ at::Tensor composed_rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape,
                              std::optional<double> eps) {
   const int64_t dims = norm_dims(input, shape, weight, {});
   if (dims == 0) return at::compositeimplicitautograd::rms_norm_symint(input, shape, weight, eps);
-  return std::get<0>(rows::rms_norm_operator().call(input, dims, weight, eps.value_or(rows::epsilon_of(input.scalar_type()))));
+  const at::Tensor y =
+      std::get<0>(rows::rms_norm_operator().call(input, dims, weight, eps.value_or(rows::epsilon_of(input.scalar_type()))));
+  return y.contiguous(input.suggest_memory_format());  // which torch keeps here alone
 }
 
 // Losses of indices of classes. torch has kernels for (C) and (N, C), and others for (N, C, H, W), which all shapes become.
@@ -475,8 +493,9 @@ struct NllLoss : Alike<rows::nll_loss_operator>, OfFirstDtype {
                        c10::SymInt) {
     const int64_t rank = self.dim(), classes = rank == 1 ? 0 : 1;
     if (!is_float_row(self) || (images ? rank != 4 : rank > 2) || target.dim() != rank - 1) return false;
-    if ((target.scalar_type() != at::kLong && target.scalar_type() != at::kByte) || target.device() != self.device() ||
-        has_names(target, 0) || reduction < at::Reduction::None || reduction >= at::Reduction::END)
+    const bool is_index = target.scalar_type() == at::kLong || (!images && target.scalar_type() == at::kByte);
+    if (!is_index || target.device() != self.device() || has_names(target, 0) || reduction < at::Reduction::None ||
+        reduction >= at::Reduction::END)
       return false;
     const auto agree = [&](const at::Tensor& x, int64_t d, int64_t own) {
       return TORCH_GUARD_OR_FALSE(x.sym_size(d).sym_eq(self.sym_size(own)));
@@ -499,7 +518,7 @@ struct NllLossBackward : Alike<rows::nll_loss_backward_operator>, OfFirstDtype {
       return x.scalar_type() == self.scalar_type() && x.device() == self.device();
     };
     if (!NllLoss<images>::is_taken(self, target, weight, reduction, std::move(ignore_index)) || !is_like(grad) ||
-        !is_like(total_weight) || total_weight.dim() != 0)
+        !is_like(total_weight) || total_weight.dim() != 0 || (images && !self.is_contiguous_or_false()))
       return false;
     if (reduction != at::Reduction::None) return grad.dim() == 0;
     return grad.sym_sizes() == target.sym_sizes();
@@ -697,28 +716,42 @@ std::map<std::pair<std::string, std::string>, std::unique_ptr<Replacement>>& all
   return *all;
 }
 
-Replacement& replacement(const std::string& title, const std::string& name, const std::string& device) {
-  const auto row = replaced().find(name);
-  if (row == replaced().end()) {
-    std::string names;
-    for (const auto& [known, _] : replaced()) names += (names.empty() ? "'" : ", '") + known + "'";
-    TORCH_CHECK_VALUE(false, title, ": functions are ", names, ", not '", name, "'");
+using Names = std::vector<std::string>;
+
+// Raises ValueError for what there is not, and for what is named twice.
+void check(const std::string& title, const std::optional<Names>& names, const Names& devices) {
+  const auto check_once = [&](const Names& given, const char* what) {
+    for (size_t i = 0; i < given.size(); ++i)
+      TORCH_CHECK_VALUE(std::find(given.begin(), given.begin() + i, given[i]) == given.begin() + i, title, ": ", what, ": '",
+                        given[i], "' is named twice");
+  };
+  if (names) {
+    std::string known;
+    for (const auto& [name, _] : replaced()) known += (known.empty() ? "'" : ", '") + name + "'";
+    for (const std::string& name : *names)
+      TORCH_CHECK_VALUE(replaced().count(name), title, ": functions are ", known, ", not '", name, "'");
+    check_once(*names, "names");
   }
-  TORCH_CHECK_VALUE(device == "cuda" || device == "cpu", title, ": devices are 'cuda' and 'cpu', not '", device, "'");
+  for (const std::string& device : devices)
+    TORCH_CHECK_VALUE(device == "cuda" || device == "cpu", title, ": devices are 'cuda' and 'cpu', not '", device, "'");
+  check_once(devices, "devices");
+}
+
+Replacement& replacement(const std::string& title, const std::string& name, const std::string& device) {
   const bool cuda = device == "cuda";
 #ifndef GPUREDUCE_WITH_CUDA
   TORCH_CHECK(!cuda, title, ": this library was built without CUDA; it can replace functions on devices=\"cpu\"");
 #endif
   std::unique_ptr<Replacement>& one = all_replacements()[{name, device}];
-  if (!one) one = std::make_unique<Replacement>(cuda ? DispatchKey::CUDA : DispatchKey::CPU, row->second);
+  if (!one) one = std::make_unique<Replacement>(cuda ? DispatchKey::CUDA : DispatchKey::CPU, replaced().at(name));
   return *one;
 }
 
 // Switches all given functions on all given devices, or none if one is refused. Without names it switches all functions.
 // Returns the replacements that are then on, each as a function and a device.
-std::vector<std::string> replace(const std::string& title, bool on, std::optional<std::vector<std::string>> given,
-                                 const std::vector<std::string>& devices) {
-  std::vector<std::string> names = given.value_or(std::vector<std::string>());
+Names replace(const std::string& title, bool on, const std::optional<Names>& given, const Names& devices) {
+  check(title, given, devices);
+  Names names = given.value_or(Names());
   if (!given)
     for (const auto& [name, _] : replaced()) names.push_back(name);
   static std::mutex mutex;
@@ -727,15 +760,11 @@ std::vector<std::string> replace(const std::string& title, bool on, std::optiona
   for (const std::string& name : names) {
     for (const std::string& device : devices) {
       chosen.push_back(&replacement(title, name, device));
-      for (size_t i = 0; i + 1 < chosen.size(); ++i)
-        TORCH_CHECK_VALUE(chosen[i] != chosen.back(), title, ": ",
-                          names.size() > 1 ? "functions or devices name" : "devices names", " '",
-                          names.size() > 1 ? name + "' on '" + device : device, "' twice");
       TORCH_CHECK(on || chosen.back()->count() > 0, title, ": off() without on(), on device '", device, "'");
     }
   }
   for (Replacement* one : chosen) on ? one->on() : one->off();
-  std::vector<std::string> left;
+  Names left;
   for (const auto& [where, one] : all_replacements())
     if (one->count() > 0) left.push_back(where.first + " " + where.second);
   return left;
@@ -754,7 +783,11 @@ std::map<std::string, std::vector<std::string>>& traced() {
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   m.def("_replace(str title, bool on, str[]? names, str[] devices) -> str[]",
         [](const std::string& title, bool on, std::optional<std::vector<std::string>> names, std::vector<std::string> devices) {
-          return gpureduce::replacing::replace(title, on, std::move(names), devices);
+          return gpureduce::replacing::replace(title, on, names, devices);
+        });
+  m.def("_check_replace(str title, str[]? names, str[] devices) -> ()",
+        [](const std::string& title, std::optional<std::vector<std::string>> names, std::vector<std::string> devices) {
+          gpureduce::replacing::check(title, names, devices);
         });
   for (const auto& [name, function] : gpureduce::replacing::replaced()) {
     gpureduce::replacing::Table table{m};

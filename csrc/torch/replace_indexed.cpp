@@ -189,9 +189,13 @@ struct IndexAdd {
   static auto reads(int64_t, const Tensor& index, const Tensor& source, const at::Scalar&) { return std::tie(index, source); }
 
  private:
+  // torch refuses a number that the dtype cannot hold.
   static bool is_factor(const at::Scalar& alpha, at::ScalarType type) {
     if (at::isComplexType(type)) return true;
-    return at::isFloatingType(type) ? !alpha.isComplex() : alpha.isIntegral(/*includeBool=*/true);
+    if (alpha.isComplex() || (!at::isFloatingType(type) && !alpha.isIntegral(/*includeBool=*/true))) return false;
+    return AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "index_add", [&] {
+      return alpha.isFloatingPoint() ? !c10::overflows<scalar_t>(alpha.toDouble()) : !c10::overflows<scalar_t>(alpha.toLong());
+    });
   }
 };
 using IndexAddKernels = Adding<IndexAdd, int64_t, const Tensor&, const Tensor&, const at::Scalar&>;

@@ -51,7 +51,7 @@ Tensor row_step_meta(const Tensor& x, std::string_view, std::string_view, at::In
                      const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                      const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, at::ScalarType,
                      at::ScalarType dtype) {
-  return result_like(x, dtype);
+  return new_result(x, dtype);
 }
 
 // What a step makes of each element of x, whose rows have the dims `dims`, rounded once to `dtype`. Numbers come from
@@ -60,7 +60,7 @@ Tensor row_step(const Tensor& x, std::string_view step, std::string_view functio
                 const OptionalTensor& grad, const OptionalTensor& weight, const OptionalTensor& bias,
                 const OptionalTensor& target, const OptionalTensor& mean, const OptionalTensor& r,
                 const OptionalTensor& first_share, const OptionalTensor& share, at::ScalarType computed, at::ScalarType dtype) {
-  const Tensor y = result_like(x, dtype);
+  const Tensor y = new_result(x, dtype);
   DimMask across(x.dim(), false);
   for (int64_t d : dims) across[d] = true;
   RowStepCall call{};

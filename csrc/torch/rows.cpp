@@ -39,10 +39,22 @@ static bool is_wide(const Operands& operands) {
 // The dtype of what a call computes with, and keeps per row.
 at::ScalarType computed_in(const Operands& operands) { return is_wide(operands) ? at::kDouble : at::kFloat; }
 
-// A call whose rows lie along all dims but `dims`. in_memory_order: a row's elements are added in the order of its memory, as a
+// The dims of a row in the order of its memory, slowest first. Dims of size 1 are left out.
+static std::vector<int64_t> in_memory_order(const Tensor& x, const DimMask& dims) {
+  std::vector<int64_t> order;
+  for (int64_t d = 0; d < x.dim(); ++d)
+    if (dims[d] && x.size(d) != 1) order.push_back(d);
+  const auto before = [&](int64_t a, int64_t b) {
+    const int64_t p = x.stride(a), q = x.stride(b);
+    return p == 0 ? q != 0 : q != 0 && p > q;
+  };
+  std::stable_sort(order.begin(), order.end(), before);
+  return order;
+}
+
+// A call whose rows lie along all dims but `dims`. memory_order: a row's elements are added in the order of its memory, as a
 // sum's; otherwise in logical order.
-RowsCall make_call(RowFunction function, const Operands& operands, const DimMask& dims, const char* name,
-                   bool in_memory_order) {
+RowsCall make_call(RowFunction function, const Operands& operands, const DimMask& dims, const char* name, bool memory_order) {
   const Tensor& like = operands[kRowX];
   const int64_t rank = like.dim();
   RowsCall call{};
@@ -50,13 +62,7 @@ RowsCall make_call(RowFunction function, const Operands& operands, const DimMask
   call.wide = is_wide(operands);
   std::vector<int64_t> across, along;
   for (int64_t d = 0; d < rank; ++d) (dims[d] ? across : along).push_back(d);
-  if (in_memory_order) {
-    const auto before = [&](int64_t a, int64_t b) {
-      const int64_t p = like.stride(a), q = like.stride(b);
-      return p == 0 ? q != 0 : q != 0 && p > q;
-    };
-    std::stable_sort(across.begin(), across.end(), before);
-  }
+  if (memory_order) across = in_memory_order(like, dims);
   const auto stride = [&](int o, int64_t d) -> int64_t {
     const Tensor& x = operands[o].defined() ? operands[o] : like;
     if (o != kRowWeight && o != kRowBias) return x.stride(d) * x.element_size();
@@ -112,9 +118,44 @@ void run(const RowsCall* input, const RowWeightsCall& weights, const Tensor& lik
   cpu::run(weights);
 }
 
-// A result in memory as `like` lies there.
-Tensor result_like(const Tensor& like, at::ScalarType dtype) {
-  return at::empty_like(like, like.options().dtype(dtype), at::MemoryFormat::Preserve);
+Tensor new_result(const Tensor& like, at::ScalarType dtype) {
+  return at::empty_like(like, like.options().dtype(dtype), at::MemoryFormat::Contiguous);
+}
+
+// Below so many elements a call is one launch of the kernel that takes anything, which costs less than several launches.
+constexpr int64_t kFewElements = 1 << 15;
+
+// Whether the elements of a row are neighbours in memory, in logical order.
+static bool are_neighbours(const Tensor& x, const DimMask& dims) {
+  int64_t step = 1;
+  for (int64_t d = x.dim(); d-- > 0;) {
+    if (!dims[d] || x.size(d) == 1) continue;
+    if (x.stride(d) != step) return false;
+    step *= x.size(d);
+  }
+  return true;
+}
+
+// Whether they are neighbours in a contiguous tensor of this size.
+static bool are_last(const Tensor& x, const DimMask& dims) {
+  bool kept = false;
+  for (int64_t d = x.dim(); d-- > 0;) {
+    if (x.size(d) == 1) continue;
+    if (dims[d] && kept) return false;
+    kept = kept || !dims[d];
+  }
+  return true;
+}
+
+Tensor together(const Tensor& x, const DimMask& dims, const Tensor& like) {
+  if (x.numel() < kFewElements || are_neighbours(x, dims) || !are_last(x, dims)) return x;
+  const std::vector<int64_t> order = in_memory_order(like, dims);
+  return std::is_sorted(order.begin(), order.end()) ? x.contiguous() : x;
+}
+
+Tensor room(const Tensor& x, const DimMask& dims, at::ScalarType dtype) {
+  const bool as_x = x.numel() >= kFewElements && are_neighbours(x, dims) && !are_last(x, dims);
+  return as_x ? at::empty_like(x, x.options().dtype(dtype), at::MemoryFormat::Preserve) : new_result(x, dtype);
 }
 
 DimMask one_dim(const Tensor& self, int64_t dim) {
@@ -148,9 +189,6 @@ namespace {
 GPUREDUCE_HANDLE(exponent_sum, "_exponent_sum", Tensor(const Tensor&, const Tensor&, OptionalDims, bool))
 GPUREDUCE_HANDLE(finish_rows, "_finish_rows",
                  TwoTensors(const Tensor&, const OptionalTensor&, std::string_view, int64_t, double, at::ScalarType))
-
-// Below so many elements a call is one launch of the kernel that takes anything, which costs less than several launches.
-constexpr int64_t kFewElements = 1 << 15;
 
 // Runs a call, unless it had better be computed by parts, and returns false then.
 bool run_unless_by_parts(const RowsCall& call, const Tensor& like) {
@@ -198,18 +236,18 @@ template <bool logarithm>
 Tensor softmax(const Tensor& self, int64_t dim, OptionalDtype dtype) {
   const at::ScalarType type = softmax_type(kSoftmax<logarithm>, self, dtype);
   const DimMask mask = one_dim(self, dim);
-  const Tensor result = result_like(self, type);
+  const Tensor x = together(self, mask, self), result = room(x, mask, type);
   const RowFunction function = logarithm ? RowFunction::log_softmax : RowFunction::softmax;
-  const RowsCall call = make_call(function, {self, {}, {}, {}, result}, mask, kSoftmax<logarithm>);
-  if (!run_unless_by_parts(call, self)) return softmax_by_parts<logarithm>(self, dim, type);
-  return result;
+  const RowsCall call = make_call(function, {x, {}, {}, {}, result}, mask, kSoftmax<logarithm>);
+  const bool by_parts = !run_unless_by_parts(call, x);
+  return (by_parts ? softmax_by_parts<logarithm>(x, dim, type) : result).contiguous();
 }
 
 template <bool logarithm>
 Tensor softmax_meta(const Tensor& self, int64_t dim, OptionalDtype dtype) {
   const at::ScalarType type = softmax_type(kSoftmax<logarithm>, self, dtype);
   one_dim(self, dim);
-  return result_like(self, type);
+  return new_result(self, type);
 }
 
 template <bool logarithm>
@@ -238,18 +276,17 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& result, int64_t dim, a
   check_backward(name, grad, result);
   TORCH_CHECK(at::isFloatingType(dtype), name, "(): dtype: expected a floating one, but got ", dtype);
   const DimMask mask = one_dim(result, dim);
-  const Tensor found = result_like(result, dtype);
+  const Tensor y = together(result, mask, result), g = together(grad, mask, result), found = room(y, mask, dtype);
   const RowFunction function = logarithm ? RowFunction::log_softmax_backward : RowFunction::softmax_backward;
-  if (!run_unless_by_parts(make_call(function, {result, grad, {}, {}, found}, mask, name), result))
-    return softmax_backward_by_parts<logarithm>(grad, result, dim, dtype);
-  return found;
+  const bool by_parts = !run_unless_by_parts(make_call(function, {y, g, {}, {}, found}, mask, name), y);
+  return (by_parts ? softmax_backward_by_parts<logarithm>(g, y, dim, dtype) : found).contiguous();
 }
 
 template <bool logarithm>
 Tensor softmax_backward_meta(const Tensor& grad, const Tensor& result, int64_t dim, at::ScalarType dtype) {
   check_backward(kSoftmaxBackward<logarithm>, grad, result);
   one_dim(result, dim);
-  return result_like(result, dtype);
+  return new_result(result, dtype);
 }
 
 // The same by operators that torch can differentiate again, with the same bits.
@@ -262,9 +299,9 @@ Tensor softmax_backward_composed(const Tensor& grad, const Tensor& result, int64
   if constexpr (logarithm) {
     const Tensor zeros = at::zeros_like(sum(g)).detach();
     const Tensor powers = apply(Formula::exponent, y, {at::ones_like(zeros), zeros}, computed);
-    return rounded(g - multiplied(powers, sum(g)), dtype);
+    return rounded(g - multiplied(powers, sum(g)), dtype).contiguous();
   } else {
-    return rounded((g - sum(g * y)) * y, dtype);
+    return rounded((g - sum(g * y)) * y, dtype).contiguous();
   }
 }
 
@@ -442,7 +479,7 @@ template <bool centered>
 Normed norm_meta(const Tensor& input, int64_t dims, const Weights& weights, double) {
   check_norm(kNorm<centered>, input, dims, weights);
   const at::ScalarType computed = computed_in({input, {}, weights[0], weights[1], {}});
-  return {result_like(input, input.scalar_type()), centered ? numbers_like(input, dims, computed) : Tensor(),
+  return {new_result(input, input.scalar_type()), centered ? numbers_like(input, dims, computed) : Tensor(),
           numbers_like(input, dims, computed)};
 }
 
@@ -450,8 +487,10 @@ template <bool centered>
 Normed norm(const Tensor& input, int64_t dims, const Weights& weights, double eps) {
   Normed results = norm_meta<centered>(input, dims, weights, eps);
   const auto& [y, mean, r] = results;
-  RowsCall call = make_call(centered ? RowFunction::layer_norm : RowFunction::rms_norm, {input, {}, weights[0], weights[1], y},
-                            last_dims(input, dims), kNorm<centered>);
+  const DimMask across = last_dims(input, dims);
+  const Tensor x = together(input, across, input);
+  RowsCall call = make_call(centered ? RowFunction::layer_norm : RowFunction::rms_norm, {x, {}, weights[0], weights[1], y},
+                            across, kNorm<centered>);
   call.eps = eps;
   call.mean = centered ? mean.data_ptr() : nullptr;
   call.r = r.data_ptr();
@@ -472,6 +511,7 @@ Gradients norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, c
   check_norm(name, input, dims, weights);
   Gradients found;
   const DimMask across = last_dims(input, dims);
+  const Tensor x = together(input, across, input), g = together(grad, across, input);
   const at::ScalarType computed = computed_in({input, grad, weight, bias, r});
   const Tensor own_mean = centered ? plain(mean.to(computed)) : Tensor(), own_r = plain(r.to(computed));
   const auto set_numbers = [&](RowsCall& call) {
@@ -481,14 +521,14 @@ Gradients norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, c
   };
   std::unique_ptr<RowsCall> own;
   if (mask[0]) {
-    found[0] = result_like(input, input.scalar_type());
+    found[0] = new_result(input, input.scalar_type());
     own = std::make_unique<RowsCall>(make_call(centered ? RowFunction::layer_norm_backward : RowFunction::rms_norm_backward,
-                                               {input, grad, weight, {}, found[0]}, across, name));
+                                               {x, g, weight, {}, found[0]}, across, name));
     set_numbers(*own);
   }
   if (mask[1] || mask[2]) {
     const auto call = std::make_unique<RowWeightsCall>();
-    call->call = make_call(RowFunction::rms_norm_backward, {input, grad, {}, {}, {}}, across, name, false);
+    call->call = make_call(RowFunction::rms_norm_backward, {x, g, {}, {}, {}}, across, name, false);
     set_numbers(call->call);
     for (int i : {1, 2}) {
       if (!mask[i]) continue;
@@ -517,7 +557,7 @@ template <bool centered>
 Gradients norm_backward_meta(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor&, const Tensor&,
                              const Weights& weights, double, Wanted mask) {
   check_backward(kNormBackward<centered>, grad, input);
-  return {mask[0] ? result_like(input, input.scalar_type()) : Tensor(),
+  return {mask[0] ? new_result(input, input.scalar_type()) : Tensor(),
           mask[1] ? weight_like(input, dims, weights[0]) : Tensor(), mask[2] ? weight_like(input, dims, weights[1]) : Tensor()};
 }
 
@@ -552,7 +592,7 @@ Gradients norm_backward_composed(const Tensor& grad, const Tensor& input, int64_
   if (mask[0]) {
     const Tensor d = weight.defined() ? multiplied(g, weight.to(computed)) : g;
     const Tensor y = centered ? d - over(total(d, across)) : d;
-    found[0] = rounded((y - multiplied(h, over(total(h * d, across)))) * r, input.scalar_type());
+    found[0] = rounded((y - multiplied(h, over(total(h * d, across)))) * r, input.scalar_type()).contiguous();
   }
   const auto over_rows = [&](const Tensor& x, const Tensor& like) {
     if (along.empty()) return rounded(x, dtype_of_weight(input, like));

@@ -29,14 +29,24 @@ DType real_dtype(const Tensor& x, const char* function);
 // The dtype that a call computes with, and that it keeps per row.
 at::ScalarType computed_in(const Operands& operands);
 
-// A call whose rows lie along all dims but `dims`. in_memory_order: a row's elements are added in the order of its memory, as a
+// A call whose rows lie along all dims but `dims`. memory_order: a row's elements are added in the order of its memory, as a
 // sum's; otherwise in logical order.
 RowsCall make_call(RowFunction function, const Operands& operands, const DimMask& dims, const char* name,
-                   bool in_memory_order = true);
+                   bool memory_order = true);
 void run(const RowsCall& call, const Tensor& like);
 
-// A result in memory as `like` lies there.
-Tensor result_like(const Tensor& like, at::ScalarType dtype);
+// A new result of the size of `like`: contiguous, as torch's are.
+Tensor new_result(const Tensor& like, at::ScalarType dtype);
+
+// Kernels are fast where the elements of a row are neighbours in memory. So large calls of another layout are computed on
+// copies, or into them; small ones read and write any strides in one launch.
+//
+// together  x, or a contiguous copy whose rows are such neighbours. `like` has the memory order in which a row is added: where
+//           that is not the logical one, x stays as it is.
+// room      where the result of x is written: contiguous if the rows are neighbours there, too. What the function returns is
+//           room.contiguous().
+Tensor together(const Tensor& x, const DimMask& dims, const Tensor& like);
+Tensor room(const Tensor& x, const DimMask& dims, at::ScalarType dtype);
 
 // The dtype of the result of a softmax. Raises an error for dtypes that it does not take.
 at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype dtype);

@@ -42,7 +42,7 @@ Tensor softmax(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalD
   const at::ScalarType type = rows::softmax_type(SegmentSoftmax::name(), data, dtype);
   const int64_t d = check(data, offsets, dim);
   const Tensor ends = checked_ends(SegmentSoftmax::name(), data, offsets, d, /*warns=*/true);
-  if (data.numel() == 0) return rows::result_like(data, type);
+  if (data.numel() == 0) return at::empty_like(data, data.options().dtype(type));
   const bool wide = data.scalar_type() == at::kDouble || type == at::kDouble;
   const at::ScalarType computed = wide ? at::kDouble : at::kFloat;
   const SegmentExponentials found = segment_exponentials(data, ends, d, computed);
@@ -56,7 +56,7 @@ Tensor softmax(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalD
 Tensor softmax_meta(const Tensor& data, const Tensor& offsets, int64_t dim, OptionalDtype dtype) {
   const at::ScalarType type = rows::softmax_type(SegmentSoftmax::name(), data, dtype);
   check(data, offsets, dim);
-  return rows::result_like(data, type);
+  return at::empty_like(data, data.options().dtype(type));
 }
 
 at::ScalarType computed_in(const Tensor& grad, const Tensor& result, at::ScalarType dtype) {
@@ -69,7 +69,7 @@ Tensor backward_meta(const Tensor& grad, const Tensor& result, const Tensor& off
   TORCH_CHECK(grad.sym_sizes() == result.sym_sizes(), kBackward, "(): grad: expected the size ", result.sym_sizes(),
               ", but got ", grad.sym_sizes());
   TORCH_CHECK(at::isFloatingType(dtype), kBackward, "(): dtype: expected a floating one, but got ", dtype);
-  return rows::result_like(result, dtype);
+  return at::empty_like(result, result.options().dtype(dtype));
 }
 
 Tensor backward(const Tensor& grad, const Tensor& result, const Tensor& offsets, int64_t dim, at::ScalarType dtype) {
