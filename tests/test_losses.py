@@ -1,5 +1,6 @@
 """log_prob and cross_entropy: the bits of log_softmax's, forward and backward, and torch's arguments."""
 
+import contextlib
 import itertools
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def test_cross_entropy(reduction, shape, device):
 def test_mean_is_one_quotient(name, device):
     """Of two sums in the contract's order, rounded once; the loss of halves is computed in float32."""
     x, target = random((700, 130), name, 49, device), targets((700,), 130, device, ignored=-100)
-    losses = -OPS.log_prob(x, target)
+    losses = (-OPS.log_prob(x, target)).masked_fill(target == -100, 0)
     expected = OPS.sum(losses) / (target != -100).sum().to(losses.dtype)
     assert_same_bits(torch_reduce.cross_entropy(x, target).cpu(), expected.to(dtype_of(name)).cpu())
     assert_same_bits(torch_reduce.cross_entropy(x, target, reduction="none").cpu(), losses.to(dtype_of(name)).cpu())
@@ -263,6 +264,60 @@ def test_targets_out_of_bounds_on_a_gpu(bad, cuda):
     call = "torch_reduce.cross_entropy(x, t); torch.cuda.synchronize()"
     ran = subprocess.run([sys.executable, "-c", code + call], capture_output=True, text=True, timeout=300)
     assert ran.returncode != 0 and "device-side assert" in ran.stderr, ran.stderr[-2000:]
+
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def both(input, target, **others):
+    """The loss and its gradient by our function, by its operator's caller under replace(), and by torch's."""
+    found = []
+    for function in (torch_reduce.cross_entropy, F.cross_entropy, F.cross_entropy):
+        x = input.clone().requires_grad_()
+        with torch_reduce.replace(None, x.device.type) if len(found) == 1 else contextlib.nullcontext():
+            loss = function(x, target, **others)
+            (gradient,) = torch.autograd.grad(loss.sum(), x)
+        found.append((loss.detach(), gradient))
+    return found
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_zeros_of_ignored_targets(reduction, device):
+    """They are 0.0, not -0.0, as torch's: with weights, with smoothing, where all are ignored; gradients, too."""
+    target = torch.tensor([-100, 1, -100], device=device)
+    for weight in (None, torch.tensor([-1.0, 2.0], device=device), torch.zeros(2, device=device)):
+        for smoothing, given in itertools.product((0.0, 0.5, 1.0), (target, torch.full_like(target, -100))):
+            x = torch.zeros(3, 2, device=device)
+            ours, replaced, theirs = both(x, given, weight=weight, reduction=reduction, label_smoothing=smoothing)
+            rows = given == -100
+            for loss, gradient in (ours, replaced):
+                if reduction == "none":
+                    assert_same_bits(loss[rows], theirs[0][rows])
+                elif rows.all() and reduction == "sum":
+                    assert_same_bits(loss, theirs[0])
+                assert_same_bits(gradient[rows], theirs[1][rows])
+    assert_same_bits(
+        torch_reduce.log_prob(torch.zeros(3, 2, device=device), target)[::2], torch.zeros(2, device=device)
+    )
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_no_classes(reduction, device):
+    """As torch: NaN for a mean, 0 for a sum and for each if all targets are ignored; and an empty gradient."""
+    for shape, weighted in itertools.product(((2, 0), (0,), (0, 0)), (False, True)):
+        input, target = torch.zeros(shape, device=device), torch.full(shape[:-1], -100, device=device)
+        weight = torch.zeros(0, device=device) if weighted else None
+        for (loss, gradient), (wanted, of_torch) in itertools.pairwise(
+            both(input, target, weight=weight, reduction=reduction)
+        ):
+            assert_same_bits(loss, wanted)
+            assert_same_bits(gradient, of_torch)
+    ours = torch_reduce.log_prob(torch.zeros(2, 0, device=device), torch.full((2,), -100, device=device))
+    assert_same_bits(ours, torch.zeros(2, device=device))
+    if device == "cpu":
+        for function in (torch_reduce.cross_entropy, torch_reduce.log_prob):
+            with pytest.raises(IndexError, match=rf"^{function.__name__}\(\): Target 0 is out of bounds"):
+                function(torch.zeros(2, 0), torch.tensor([-100, 0]))
 
 
 def test_targets_without_values():

@@ -4,6 +4,8 @@
 #include <ATen/core/Reduction.h>
 #include <torch/library.h>
 
+#include <limits>
+
 #include "applied.h"
 #include "gradient.h"
 #include "results.h"
@@ -23,13 +25,24 @@ struct Targets {
     index = wide.masked_fill(ignored, 0);
   }
 
-  // Raises torch's error. The host cannot read a GPU's targets: there at::gather's assertion stops the kernel.
+  // Raises torch's error. The host cannot read a GPU's targets: there the assertion of at() stops the kernel.
   void check(int64_t classes, const char* name) const {
-    if (!index.is_cpu()) return;
+    if (!index.is_cpu() || index.numel() == 0) return;
     const auto [low, high] = index.aminmax();
     const int64_t least = low.item<int64_t>(), most = high.item<int64_t>();
-    TORCH_CHECK_INDEX(least >= 0 && most < classes, name, "(): Target ", least < 0 ? least : most, " is out of bounds.");
+    const bool fits = least >= 0 && (most < classes || (classes == 0 && ignored.all().item<bool>()));
+    TORCH_CHECK_INDEX(fits, name, "(): Target ", least < 0 ? least : most, " is out of bounds.");
   }
+
+  // What `values` have of each target's class along dim d: any number for one to ignore.
+  Tensor at(const Tensor& values, int64_t d) const {
+    if (!has_none(values.sym_size(d))) return values.gather(d, index.unsqueeze(d)).squeeze(d);
+    if (index.is_cuda()) at::_assert_async(ignored.all(), "a target is out of bounds: there are no classes");
+    return at::zeros_symint(index.sym_sizes(), values.options());
+  }
+
+  // True if there are no classes.
+  static bool has_none(const c10::SymInt& classes) { return TORCH_GUARD_OR_FALSE(classes.sym_eq(0)); }
 };
 
 // --- log_prob ---------------------------------------------------------------------------------------------------------------
@@ -64,15 +77,15 @@ ThreeTensors log_prob(const Tensor& logits, const Tensor& target, int64_t dim, i
   auto& [found, m, log_sum] = results;
   const int64_t d = c10::maybe_wrap_dim(dim, logits.dim());
   if (target.numel() == 0) return results;
-  TORCH_CHECK(logits.size(d) > 0, "log_prob(): logits: there are no classes");
   const Targets targets(target, ignore_index);
   targets.check(logits.size(d), "log_prob");
+  if (logits.size(d) == 0) log_sum.copy_(m.fill_(-std::numeric_limits<double>::infinity()));
   RowsCall call = make_call(RowFunction::log_sum, {logits, {}, {}, {}, {}}, one_dim(logits, d), "log_prob");
   call.mean = m.data_ptr();
   call.r = log_sum.data_ptr();
   run(call, logits);
-  const Tensor at_target = without_float8(logits).gather(d, targets.index.unsqueeze(d)).to(m.scalar_type());
-  found = ((at_target - m) - log_sum).squeeze(d).masked_fill(targets.ignored, 0);
+  const Tensor at_target = targets.at(without_float8(logits), d).to(m.scalar_type());
+  found = ((at_target - m.squeeze(d)) - log_sum.squeeze(d)).masked_fill(targets.ignored, 0);
   return results;
 }
 
@@ -80,7 +93,7 @@ Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor&
                          const Tensor& m, const Tensor& log_sum) {
   check_target("log_prob", logits, target, dim);
   const Targets targets(target, ignore_index);
-  if (target.numel() > 0) targets.check(logits.size(c10::maybe_wrap_dim(dim, logits.dim())), "_log_prob_backward");
+  targets.check(logits.size(c10::maybe_wrap_dim(dim, logits.dim())), "_log_prob_backward");
   const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
   const Tensor own_m = plain(m.to(computed)), own_sum = plain(log_sum.to(computed));
   const Tensor row_grad = plain(grad.to(computed).masked_fill(targets.ignored, 0));
@@ -112,8 +125,8 @@ Tensor log_prob_backward_composed(const Tensor& grad, const Tensor& logits, cons
   const Tensor y = softmax_operator<true>().call(logits, d, computed);
   const Tensor zeros = at::zeros_like(g).detach();
   const Tensor powers = apply(Formula::exponent, y, {at::ones_like(zeros), zeros}, computed);
-  const Tensor found = at::zeros_like(y).scatter(d, targets.index.unsqueeze(d), g) - multiplied(powers, g);
-  return rounded(found, logits.scalar_type()).contiguous();
+  const Tensor own = Targets::has_none(logits.sym_size(d)) ? y : at::zeros_like(y).scatter(d, targets.index.unsqueeze(d), g);
+  return rounded(own - multiplied(powers, g), logits.scalar_type()).contiguous();
 }
 
 struct LogProbFacts {
@@ -150,9 +163,8 @@ ThreeTensors log_prob_differentiable(c10::DispatchKeySet keys, const Tensor& log
         const at::ScalarType computed = std::get<1>(results).scalar_type();
         const Tensor t = logits._fw_grad(/*level=*/0).to(computed), primal = logits._fw_primal(/*level=*/0);
         const Targets targets(target, ignore_index);
-        const Tensor change =
-            t.gather(d, targets.index.unsqueeze(d)) - total(softmax_operator<false>().call(primal, d, computed) * t, d);
-        return change.squeeze(d).masked_fill(targets.ignored, 0);
+        const Tensor mean = total(softmax_operator<false>().call(primal, d, computed) * t, d).squeeze(d);
+        return (targets.at(t, d) - mean).masked_fill(targets.ignored, 0);
       });
 }
 
@@ -202,7 +214,9 @@ Tensor share_of_each(double smoothing, const c10::SymInt& classes, const Tensor&
 // How much each target counts: the weight of its class, or nothing where it is to be ignored.
 Tensor counts_of(const Targets& targets, const Tensor& weight, at::ScalarType dtype) {
   if (!weight.defined()) return targets.ignored.logical_not().to(dtype);
-  return weight.to(dtype).index({targets.index}).masked_fill(targets.ignored, 0);
+  const Tensor wide = weight.to(dtype);
+  return (Targets::has_none(wide.sym_size(0)) ? at::zeros_like(targets.index, wide.options()) : wide.index({targets.index}))
+      .masked_fill(targets.ignored, 0);
 }
 
 void check_reduction(const char* name, int64_t reduction) {
@@ -250,14 +264,14 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   }
 
   const Tensor logits = computed == at::kDouble ? input.to(at::kDouble) : input;
-  Tensor losses = -std::get<0>(log_prob_operator().call(logits, target, d, ignore_index));  // refuses targets out of bounds
+  const Tensor found = std::get<0>(log_prob_operator().call(logits, target, d, ignore_index));  // refuses wrong targets
   const Targets targets(target, ignore_index);
   const Tensor counts = counts_of(targets, weight, computed);
-  if (weight.defined()) losses = losses * counts;
+  Tensor losses = (weight.defined() ? -found * counts : -found).masked_fill(targets.ignored, 0);  // -0 would be -0.0
   if (smoothing > 0) {
     const Tensor logarithms = softmax_operator<true>().call(input, d, computed);
     const Tensor weighted = of_class.defined() ? logarithms * of_class : logarithms;
-    const Tensor smooth = -total(weighted, d).squeeze(d).masked_fill(targets.ignored, 0);
+    const Tensor smooth = (-total(weighted, d).squeeze(d)).masked_fill(targets.ignored, 0);
     losses =
         multiplied(losses, number_like(1 - smoothing, losses)) + multiplied(smooth, share_of_each(smoothing, classes, smooth));
   }
@@ -287,7 +301,7 @@ TwoTensors nll_loss(const Tensor& self, const Tensor& target, const OptionalTens
   const at::ScalarType computed = computed_in({self, {}, tensor_of(weight), {}, {}}), dtype = self.scalar_type();
   const Targets targets(target, ignore_index);
   targets.check(self.size(d), "nll_loss");
-  Tensor losses = -self.gather(d, targets.index.unsqueeze(d)).squeeze(d).to(computed);
+  Tensor losses = -targets.at(self, d).to(computed);
   const Tensor counts = counts_of(targets, tensor_of(weight), computed), divisor = sum_of_all(counts);
   if (tensor_of(weight).defined()) losses = losses * counts;
   losses = losses.masked_fill(targets.ignored, 0);
@@ -312,8 +326,8 @@ Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& t
   if (reduction == at::Reduction::Mean) share = divided(share, total_weight.to(computed));
   share = tensor_of(weight).defined() ? share * counts_of(targets, tensor_of(weight), computed) : share.expand_as(target);
   share = rounded((-share).masked_fill(targets.ignored, 0), self.scalar_type());
-  return at::zeros_like(self, self.options(), at::MemoryFormat::Contiguous)
-      .scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));
+  const Tensor found = at::zeros_like(self, self.options(), at::MemoryFormat::Contiguous);
+  return found.numel() == 0 ? found : found.scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));
 }
 
 }  // namespace
