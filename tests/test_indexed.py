@@ -243,6 +243,53 @@ def test_index_add(name, alpha, device):
             assert_same_bits(torch_reduce.scatter_add(input, dim, wide.contiguous().to(torch.int32), source), wanted)
 
 
+FACTORS = [True, 0, -1, 300, 1 << 31, (1 << 63) - 1, 1.5, 1e5, 1e39, math.inf, math.nan, 2j, 1e39j]
+
+
+@pytest.mark.parametrize("name", ["bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "complex64"])
+def test_factors(name, device):
+    """What torch refuses for vectors on the CPU is refused on every device; and fractions of integers."""
+    x, index = data((2,), name, device=device), torch.tensor([0, 0], device=device)
+
+    def error_of(work, alpha, *on):
+        try:
+            with np.errstate(all="ignore"):
+                work(*on, alpha=alpha)
+        except RuntimeError as error:
+            return error
+
+    for alpha in FACTORS:
+        theirs = error_of(torch.index_add, alpha, x.cpu(), 0, index.cpu(), x.cpu())
+        refused = theirs is not None or (name in INTEGER and isinstance(alpha, (float, complex)))
+        for function in ("index_add", "index_add_"):
+            for work in (getattr(torch_reduce, function), getattr(OPS, function)):
+                ours = error_of(work, alpha, x.clone(), 0, index, x)
+                assert (ours is not None) == refused, (alpha, ours, theirs)
+                assert ours is None or str(ours).startswith(f"{function}(): "), ours
+                if refused and isinstance(alpha, int):
+                    assert "alpha: value cannot be converted to type" in str(ours)
+
+
+def test_factors_of_other_types(device):
+    """Numbers of NumPy, and tensors of one number, as torch takes them; others are refused."""
+    x, index = torch.ones(2, device=device), torch.tensor([0], device=device)
+    for alpha in (np.int64(2), np.float32(2), np.bool_(True), torch.tensor(2), torch.tensor(2.0, device=device)):
+        wanted = x.index_add(0, index, x[:1], alpha=alpha)
+        assert_same_bits(torch_reduce.index_add(x, 0, index, x[:1], alpha=alpha), wanted)
+        assert_same_bits(torch_reduce.index_add_(x.clone(), 0, index, x[:1], alpha=alpha), wanted)
+    for alpha in ("2", None, torch.ones(1), torch.tensor(2.0, requires_grad=True), [2]):
+        with pytest.raises(TypeError, match="'alpha' must be Number"):
+            torch_reduce.index_add(x, 0, index, x[:1], alpha=alpha)
+
+
+def test_factors_of_a_graph(device):
+    """A traced factor that changes from call to call."""
+    x, index = torch.ones(2, device=device), torch.tensor([0], device=device)
+    added = torch.compile(lambda alpha: torch_reduce.index_add(x, 0, index, x[:1], alpha=alpha), backend="aot_eager")
+    for alpha in (2, 3, 4, 1.5, 2.5):
+        assert_same_bits(added(alpha), torch_reduce.index_add(x, 0, index, x[:1], alpha=alpha))
+
+
 def test_rounded_once(device):
     """Small floats are added in float32: 2048 ones are 2048, and 0.5 more than 2048 is not lost before the next 0.5."""
     index = torch.zeros(5000, dtype=torch.int64, device=device)
@@ -613,6 +660,18 @@ def test_wrong_arguments(device):
     ):
         with pytest.raises(error, match=words):
             work()
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"])
+def test_bincount_of_integers(name, device):
+    """Of every dtype, with and without weights; a number of uint64 that int64 does not have is too large."""
+    x = torch.tensor([2, 0, 2, 7], device=device)
+    weights = torch.tensor([1.0, 2.0, 4.0, 8.0], device=device)
+    for more in ((), (weights,)):
+        assert_same_bits(torch_reduce.bincount(x.to(dtype_of(name)), *more), torch_reduce.bincount(x, *more))
+        if name == "uint64":
+            with pytest.raises(RuntimeError, match="non-negative"):
+                torch_reduce.bincount(torch.tensor([1 << 63, 1, 1, 1], dtype=torch.uint64, device=device), *more)
 
 
 def both(work, *args, **kwargs):

@@ -109,6 +109,21 @@ def test_index_add(name, device):
                 assert_same_bits(call(x, dim, index, given, alpha), wanted)
 
 
+@pytest.mark.parametrize("rows", [1, 100])
+def test_factors_that_overflow(rows, device):
+    """torch's own error: by its kernel, and with few entries too."""
+    for dtype, alpha in ((torch.int32, 1 << 31), (torch.uint8, 300), (torch.float16, 1e5), (torch.complex64, 1e39)):
+        x = torch.ones(rows, dtype=dtype, device=device)
+        index = torch.zeros(1, dtype=torch.int64, device=device)
+        with replaced(device):
+            for work in (
+                lambda x=x, index=index, alpha=alpha: torch.index_add(x, 0, index, x[:1], alpha=alpha),
+                lambda x=x, index=index, alpha=alpha: x.clone().index_add_(0, index, x[:1], alpha=alpha),
+            ):
+                with pytest.raises(RuntimeError, match="cannot be converted to type .* without overflow"):
+                    work()
+
+
 @pytest.mark.parametrize("name", FLOATS)
 def test_scatter_add(name, device):
     """As index_add, where each element has an index of its own; an index that is smaller than src reads its corner."""

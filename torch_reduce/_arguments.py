@@ -140,8 +140,14 @@ def plain_tensors(function: str, **given: Any) -> None:
 
 def integer(function: str, argument: str, value: Any) -> None:
     """Raises torch's error if an argument that must be an integer is none."""
-    if not isinstance(value, (int, SymInt)) and not hasattr(value, "__index__"):
+    if isinstance(value, bool) or (not isinstance(value, (int, SymInt)) and not hasattr(value, "__index__")):
         raise TypeError(f"{function}(): argument '{argument}' must be int, not {type(value).__name__}")
+
+
+def dtype(function: str, value: Any) -> None:
+    """Raises torch's error if dtype= is none: torch.ops takes the number of one, too."""
+    if value is not None and not isinstance(value, torch.dtype):
+        raise TypeError(f"{function}(): argument 'dtype' must be torch.dtype, not {type(value).__name__}")
 
 
 def boolean(function: str, argument: str, value: Any) -> None:
@@ -156,6 +162,73 @@ def rename(error: Exception, *names: str, to: str) -> None:
     for name in names:
         text = re.sub(rf"(?<![\w.]){re.escape(name)}\b", to, text)
     error.args = (text, *error.args[1:])
+
+
+_CLASSES = (IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
+_KINDS = {"number": "Number", "List[int]": "tuple of ints", "List[Tensor]": "tuple of Tensors"}
+# What torch says in place of a sentence, and of what in it a sentence can be made.
+_MISMATCH = re.compile(
+    r"\w+::\w+\(\) Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
+)
+_NO_KERNEL = re.compile(r"Could not run '.+?' with arguments from the '(\w+?)(?:CPU|CUDA|Meta)?' backend")
+_NO_MEMORY = re.compile(r"CPUAllocator: (?:can't allocate|not enough) memory: you tried to allocate (\d+) bytes")
+_PART = re.compile(r"(\w+)(\(\))?: |linalg\.\w+: ")
+_NO_METHOD = re.compile(r"gpureduce\.\w+\.\w+$|Internal error: NestedTensorImpl")
+
+
+def named(error: Exception, function: str, given: Sequence[Any] = (), **others: str) -> Exception:
+    """An error of an operator as one of the function that was called: one line, which begins with the function's name.
+
+    Args:
+        error: what the operator raised.
+        function: the name of the function.
+        given: the arguments, which may be tensors that no function takes.
+        others: the names of the function's arguments, by those that the operator has for them.
+    """
+    if isinstance(error, MemoryError):
+        return MemoryError(f"{function}(): there is not enough memory")
+    if type(error) not in _CLASSES:
+        return error
+    text = str(error)
+    if found := _MISMATCH.match(text):
+        kind, argument, given = found.groups()
+        argument = others.get(argument, argument)
+        kind = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
+        kind = "torch.dtype" if argument == "dtype" else _KINDS.get(kind, kind)
+        if kind == given == "int":
+            return ValueError(f"{function}(): argument '{argument}' must be an int of 64 bits")
+        hint = ": torch.tensor makes one of it" if kind == "Tensor" and given in ("list", "tuple") else ""
+        return TypeError(f"{function}(): argument '{argument}' must be {kind}, not {given}{hint}")
+    layout = next(filter(None, map(layout_of, given)), None) or (_NO_METHOD.match(text) and "nested")
+    if layout and not re.search(f"{layout} tensor|layout", text):
+        return NotImplementedError(f"{function}(): {layout} tensors are not supported")
+    if found := _NO_KERNEL.match(text):
+        return NotImplementedError(f"{function}(): {found[1]} tensors are not supported")
+    if found := _NO_MEMORY.search(text):
+        return RuntimeError(f"{function}(): there is not enough memory for {found[1]} bytes more")
+    if text.startswith((f"{function}(", f"{function}:")):
+        return error
+    part = _PART.match(text)  # of what the function is made of
+    if part and (part[1] is None or part[2] or _is_operator(part[1])):
+        text = text[part.end() :]
+    argument = text.partition(":")[0]
+    if argument in others:
+        text = others[argument] + text[len(argument) :]
+    error.args = (f"{function}(): {text}", *error.args[1:])
+    return error
+
+
+def layout_of(given: Any) -> str | None:
+    """The kind of a tensor that is not strided."""
+    if not isinstance(given, Tensor) or (given.layout is torch.strided and not given.is_nested):
+        return None
+    if given.is_nested:
+        return "nested"
+    return "sparse" if "sparse" in str(given.layout) else str(given.layout).removeprefix("torch.")
+
+
+def _is_operator(name: str) -> bool:
+    return hasattr(torch.ops.gpureduce, name) or hasattr(torch.ops.gpureduce, f"_{name}")
 
 
 def read(name: str, given: dict[str, Any], others: dict[str, Any], like: str | None = None) -> dict[str, Any]:
@@ -239,10 +312,22 @@ def number(argument: str, value: Any) -> Any:
     """The number that an argument is: Python's, NumPy's or a tensor's."""
     if isinstance(value, (int, float, complex, SymInt, SymFloat, SymBool)):
         return value
-    of_numpy = isinstance(value, Number) and hasattr(value, "item")
-    if of_numpy or (isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad):
+    of_numpy = isinstance(value, Number) or any(base.__module__ == "numpy" for base in type(value).__mro__)
+    if isinstance(value, Tensor):
+        plain = value.dim() == 0 and not value.requires_grad and not value.is_meta
+    else:
+        plain = of_numpy and hasattr(value, "item") and getattr(value, "shape", ()) == ()
+    if plain:
         return value.item()
     raise TypeError(f"'{argument}' must be a number, not {type(value).__name__}")
+
+
+def scalar(function: str, argument: str, value: Any) -> Any:
+    """The same, with torch's error for what is none."""
+    try:
+        return number(argument, value)
+    except TypeError:
+        raise TypeError(f"{function}(): argument '{argument}' must be Number, not {type(value).__name__}") from None
 
 
 def dims(dim: Any) -> Any:
@@ -261,7 +346,10 @@ def dims(dim: Any) -> Any:
 def _dim(dim: Any) -> Any:
     if isinstance(dim, SymInt):
         return dim
-    whole = index(dim)
+    try:
+        whole = index(dim)
+    except TypeError:
+        raise TypeError(f"'dim' must be ints, not {type(dim).__name__}") from None
     if not -(1 << 63) <= whole < 1 << 63:
         raise OverflowError(f"'dim' must be of 64 bits, not {whole}")
     return whole
@@ -282,5 +370,8 @@ def _refuse(name: str, given: dict[str, Any], others: dict[str, Any], reason: st
         function(*input, **named, **others)
     except Exception as error:
         rename(error, like, f"linalg_{like}", to=name)
-        raise
+        if "\n" not in str(error) and str(error).startswith(name):
+            raise
+        kind = type(error)  # its text is a list of signatures, or does not say what is wrong
+        raise (kind if kind in _CLASSES else TypeError)(f"{name}(): {reason}") from None
     raise TypeError(f"{name}(): {reason}")

@@ -5,27 +5,20 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from . import _library
-from ._arguments import integer, joined, mesh_of, plain_tensors, rename, tensors
+from . import _arguments, _library
+from ._arguments import integer, joined, mesh_of, plain_tensors, tensors
 from ._index import IndexPlan
 
 _ops = torch.ops.gpureduce
 _GATHERS = {"sum": "_gather_sum", "mean": "_gather_mean", "amax": "_gather_amax", "amin": "_gather_amin"}
-# What the functions are made of, as errors name it.
-_PARTS = (*_GATHERS.values(), "index_plan", "index_sort_values", "gather_values", "segment_sum", "segment_mean")
-
-
-def _call(name: str, overload: Any, *args: Any, **named: Any) -> Tensor:
-    """Calls an operator whose errors name the function."""
-    return _named(name, _library.warning(overload), *args, **named)
 
 
 def _named(name: str, made: Any, *args: Any, **named: Any) -> Tensor:
+    """Calls a function whose errors then name this one."""
     try:
         return made(*args, **named)
     except Exception as error:
-        rename(error, *_PARTS, to=name)
-        raise
+        raise _arguments.named(error, name) from None
 
 
 def _lists(name: str, given: dict[str, Any], **lists: Any) -> Any:
@@ -50,6 +43,8 @@ def _reduce(
     name = f"index_{kind}"
     given = {key: value for key, value in (("weight", weight), ("out", out)) if value is not None}
     tensors(name, source=source, **given)
+    integer(name, "dim", dim)
+    _arguments.dtype(name, last.get("dtype"))
     overload = "default" if out is None else "out"
     source = joined(source)
     if out is not None:
@@ -67,7 +62,8 @@ def _reduce(
         named = {"order": index.order, "offsets": index.offsets, "index": index.index}
         order, offsets, numbers = _lists(name, {"source": source, **given}, **named)
         lists = (order, offsets, weight, order, numbers, None, None)
-        return _call(name, getattr(getattr(_ops, _GATHERS[kind]), overload), source, *lists, dim, **last)
+        operator = getattr(getattr(_ops, _GATHERS[kind]), overload)
+        return _library.call(name, operator, source, *lists, dim, others={"data": "source"}, **last)
     if not isinstance(index, Tensor):
         raise TypeError(f"{name}(): argument 'index' must be Tensor or IndexPlan, not {type(index).__name__}")
     if size is None:
@@ -79,7 +75,7 @@ def _reduce(
     (index,) = _lists(name, {"source": source, **given}, index=index)
     if weight is not None:
         last["weight"] = weight
-    return _call(name, getattr(getattr(_ops, name), overload), source, index, size, dim, **last)
+    return _library.call(name, getattr(getattr(_ops, name), overload), source, index, size, dim, **last)
 
 
 def index_sum(
@@ -240,7 +236,8 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
         index: int64 or int32, of one dim (or none), on the device of ``input``: the row of ``input`` that each row of
             ``source`` is added to, in [0, input.size(dim)).
         source: of the dtype of ``input`` and of its shape, but with ``index.numel()`` rows along ``dim``.
-        alpha: a number that the sums are multiplied by.
+        alpha: a number that the sums are multiplied by: Python's, NumPy's, or a tensor of one number that needs no
+            gradient. It must be a number of ``input``'s dtype.
 
     Returns:
         A new tensor of the shape and dtype of ``input``. Rows that no entry names keep the values of ``input``.
@@ -257,15 +254,18 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
         TypeError: an argument is no tensor.
         IndexError: on the CPU, an entry is out of range (on a GPU see :func:`index_plan`); ``dim`` is; ``index`` has
             several dims.
-        RuntimeError: dtypes or shapes that do not fit.
+        RuntimeError: dtypes or shapes that do not fit; ``alpha`` is beyond ``input``'s dtype, or complex where
+            ``input`` is real, or floating where it is of integers.
 
     >>> torch_reduce.index_add(torch.ones(3), 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]))
     tensor([3., 1., 6.])
     """
     plain_tensors("index_add", index=index)
     tensors("index_add", input=input, source=source)
+    integer("index_add", "dim", dim)
+    alpha = _arguments.scalar("index_add", "alpha", alpha)
     (index,) = _lists("index_add", {"input": input, "source": source}, index=index)
-    return _call("index_add", _ops.index_add.default, input, dim, index, source, alpha=alpha)
+    return _library.call("index_add", _ops.index_add.default, input, dim, index, source, alpha=alpha)
 
 
 def index_add_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: complex = 1) -> Tensor:
@@ -291,8 +291,10 @@ def index_add_(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha:
     """
     plain_tensors("index_add_", index=index)
     tensors("index_add_", input=input, source=source)
+    integer("index_add_", "dim", dim)
+    alpha = _arguments.scalar("index_add_", "alpha", alpha)
     (index,) = _lists("index_add_", {"input": input, "source": source}, index=index)
-    return _call("index_add_", _ops.index_add_.default, input, dim, index, source, alpha=alpha)
+    return _library.call("index_add_", _ops.index_add_.default, input, dim, index, source, alpha=alpha)
 
 
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
@@ -330,11 +332,12 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """
     plain_tensors("scatter_add", index=index)
     tensors("scatter_add", input=input, src=src)
+    integer("scatter_add", "dim", dim)
     if any(mesh_of(one) is not None for one in (input, index, src)):
         from .distributed._dtensor import scatter_add as of_dtensors
 
         return _named("scatter_add", of_dtensors, input, dim, index, src)
-    return _call("scatter_add", _ops.scatter_add.default, input, dim, index, src)
+    return _library.call("scatter_add", _ops.scatter_add.default, input, dim, index, src)
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = None) -> Tensor:
@@ -369,7 +372,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
         from .distributed._dtensor import embedding as of_dtensors
 
         return _named("embedding", of_dtensors, input, weight, padding_idx)
-    return _call("embedding", _ops.embedding.default, input, weight, padding_idx)
+    return _library.call("embedding", _ops.embedding.default, input, weight, padding_idx)
 
 
 def embedding_bag(
@@ -423,7 +426,7 @@ def embedding_bag(
         from .distributed._dtensor import embedding_bag as of_dtensors
 
         return _named("embedding_bag", of_dtensors, input, weight, offsets, mode, per_sample_weights)
-    return _call(
+    return _library.call(
         "embedding_bag",
         _ops.embedding_bag.default,
         input,
@@ -459,4 +462,5 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     """
     given = {} if weights is None else {"weights": weights}
     plain_tensors("bincount", input=input, **given)
-    return _call("bincount", _ops.bincount.default, input, weights, minlength)
+    integer("bincount", "minlength", minlength)
+    return _library.call("bincount", _ops.bincount.default, input, weights, minlength)

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+
+from . import _arguments
 
 HERE = Path(__file__).parent
 CORE = HERE / "libtorch_reduce_core.so"
@@ -115,11 +117,22 @@ def document(functions: Iterable[Callable[..., Any]]) -> None:
                 getattr(torch.ops.gpureduce, operator).__doc__ = function.__doc__
 
 
-def warning(overload: Callable[..., Any]) -> Callable[..., Any]:
-    """What calls an overload so that its warnings reach Python's filters, as those of torch's functions do."""
-    if is_dynamo_compiling() or not (call := entry("call")):
-        return overload
-    return partial(call, overload)
+def call(
+    function: str, overload: Callable[..., Any], *args: Any, others: dict[str, str] | None = None, **named: Any
+) -> Any:
+    """Calls an overload for a function: its warnings reach Python's filters, and its errors have the function's name.
+
+    ``others``: the function's arguments by the names that the operator has for them.
+    """
+    try:
+        if is_dynamo_compiling() or not (caller := entry("call")):
+            return overload(*args, **named)
+        return caller(overload, *args, **named)
+    except Exception as error:
+        raise _arguments.named(error, function, (*args, *named.values()), **(others or _INPUT)) from None
+
+
+_INPUT = {"self": "input"}
 
 
 def _major(version: str | None) -> str | None:

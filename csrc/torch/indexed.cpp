@@ -137,6 +137,24 @@ at::ScalarType sum_type(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/false) ? at::kLong : at::toOpMathType(type);
 }
 
+// Raises torch's error unless `alpha` may multiply sums of this dtype.
+void check_alpha(const char* name, const at::Scalar& alpha, at::ScalarType type) {
+  TORCH_CHECK(at::isComplexType(type) || !alpha.isComplex(), name,
+              "(): For non-complex input tensors, argument alpha must not be a complex number.");
+  TORCH_CHECK(!at::isIntegralType(type, /*includeBool=*/true) || !alpha.isFloatingPoint(), name,
+              "(): For integral input tensors, argument alpha must not be a floating point number.");
+  TORCH_CHECK(can_be_alpha(alpha, type), name, "(): alpha: value cannot be converted to type ", type,
+              " without overflow, but is ", alpha);
+}
+
+// A number of a traced call as it is now. A bool is 0 or 1.
+at::Scalar concrete(const at::Scalar& x) {
+  if (x.isBoolean()) return x.toLong();
+  if (x.isSymInt()) return x.toSymInt().guard_int(__FILE__, __LINE__);
+  if (x.isSymFloat()) return x.toSymFloat().guard_float(__FILE__, __LINE__);
+  return x;
+}
+
 // given + alpha * sum where `counts`, which broadcasts to the sums, is not 0, and given elsewhere. The result is contiguous, as
 // torch's.
 Tensor added(const Tensor& given, const Tensor& sum, const Tensor& counts, const at::Scalar& alpha) {
@@ -144,9 +162,6 @@ Tensor added(const Tensor& given, const Tensor& sum, const Tensor& counts, const
   const bool empty = TORCH_GUARD_OR_FALSE(given.sym_numel().sym_eq(0));  // then any strides count as contiguous
   const Tensor input = empty ? given.clone(at::MemoryFormat::Contiguous) : given.contiguous();  // the result lies as it does
   if (!at::isFloatingType(dtype) && !input.is_complex()) return at::add(input.to(sum.scalar_type()), sum, alpha).to(dtype);
-  TORCH_CHECK(input.is_complex() || !alpha.isComplex(),
-              "For non-complex input tensors, argument alpha must not be a complex "
-              "number.");
   const auto factor = [&](const Tensor& like) {
     if (alpha.isComplex() || alpha.equal(1)) return Tensor();
     return at::full(std::vector<int64_t>(like.dim(), 1), alpha, like.options());
@@ -176,25 +191,25 @@ Tensor add_rows(const Tensor& input, int64_t dim, const Tensor& index, const Ten
   return added(input, sum, beside(offsets.diff(), dim, input.dim()), alpha);
 }
 
-void check_index_add(const Tensor& input, const Tensor& index, const Tensor& source, int64_t dim) {
-  constexpr const char* kName = "index_add_(): ";
-  TORCH_CHECK_INDEX(index.dim() <= 1, kName, "Index is supposed to be a vector, but got dim: ", index.dim(),
+void check_index_add(const char* name, const Tensor& input, const Tensor& index, const Tensor& source, int64_t dim) {
+  TORCH_CHECK_INDEX(index.dim() <= 1, name, "(): Index is supposed to be a vector, but got dim: ", index.dim(),
                     " with type: ", index.scalar_type(), " and size: ", index.sym_sizes());
-  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt, kName,
-              "Expected dtype int32/int64 for index but got: ", index.scalar_type());
-  TORCH_CHECK(input.scalar_type() == source.scalar_type(), kName, "self (", input.scalar_type(), ") and source (",
+  TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt, name,
+              "(): Expected dtype int32/int64 for index but got: ", index.scalar_type());
+  TORCH_CHECK(input.scalar_type() == source.scalar_type(), name, "(): self (", input.scalar_type(), ") and source (",
               source.scalar_type(), ") must have the same scalar type");
   for (const Tensor* each : {&index, &source})
-    TORCH_CHECK(each->device() == input.device(), kName, "Expected all tensors to be on the same device, but found ",
+    TORCH_CHECK(each->device() == input.device(), name, "(): Expected all tensors to be on the same device, but found ",
                 each->device(), " and ", input.device());
   bool fits = input.dim() == source.dim();
   for (int64_t d = 0; fits && d < input.dim(); ++d)
     fits = d == dim || TORCH_GUARD_OR_TRUE(input.sym_size(d).sym_eq(source.sym_size(d)));
-  TORCH_CHECK(fits, "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = ",
+  TORCH_CHECK(fits, name,
+              "(): source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = ",
               input.sym_sizes(), " source.shape = ", source.sym_sizes());
   const SymInt entries = index.sym_numel(), rows = source.dim() == 0 ? SymInt(1) : source.sym_size(dim);
-  TORCH_SYM_CHECK(entries.sym_eq(rows), kName, "Number of indices (", entries, ") should be equal to source.size(dim): (", rows,
-                  "), for dim: ", dim);
+  TORCH_SYM_CHECK(entries.sym_eq(rows), name, "(): Number of indices (", entries, ") should be equal to source.size(dim): (",
+                  rows, "), for dim: ", dim);
 }
 
 // True if the index is the same for all positions of the other dims.
@@ -400,14 +415,40 @@ Tensor embedding_bag(const Tensor& input, const Tensor& weight, const Tensor& of
   return means.masked_fill(offsets.diff().eq(0).unsqueeze(-1), 0);  // torch's mean of no rows
 }
 
-}  // namespace
-
-Tensor index_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
+// `name` is the function that was called.
+Tensor index_added(const char* name, const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source,
+                   const at::Scalar& given_alpha) {
   const int64_t d = at::maybe_wrap_dim(dim, input.dim());
-  check_index_add(input, index, source, d);
+  const at::Scalar alpha = concrete(given_alpha);
+  check_index_add(name, input, index, source, d);
+  check_alpha(name, alpha, input.scalar_type());
   const Tensor vector = index.reshape(-1);
   if (input.dim() > 0) return add_rows(input, d, vector, source, alpha);
   return add_rows(input.unsqueeze(0), 0, vector, source.unsqueeze(0), alpha).squeeze(0);
+}
+
+}  // namespace
+
+bool can_be_alpha(const at::Scalar& alpha, at::ScalarType type) {
+  try {
+    switch (type) {
+#define GPUREDUCE_CONVERT(T, name) \
+  case at::ScalarType::name: static_cast<void>(alpha.to##name()); break;
+      AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(GPUREDUCE_CONVERT)
+      GPUREDUCE_CONVERT(uint16_t, UInt16)
+      GPUREDUCE_CONVERT(uint32_t, UInt32)
+      GPUREDUCE_CONVERT(uint64_t, UInt64)
+#undef GPUREDUCE_CONVERT
+      default: break;
+    }
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+Tensor index_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
+  return index_added("index_add", input, dim, index, source, alpha);
 }
 
 Tensor scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
@@ -436,7 +477,10 @@ Tensor scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const 
 Tensor bincount(const Tensor& input, const OptionalTensor& weights, SymInt minlength) {
   constexpr const char* kWords = "bincount only supports 1-d non-negative integral inputs.";
   TORCH_CHECK_NOT_IMPLEMENTED(at::isIntegralType(input.scalar_type(), /*includeBool=*/false), kWords);
-  if (!weights) return at::bincount_symint(input, {}, std::move(minlength));  // counts are exact in any order
+  const at::ScalarType type = input.scalar_type();
+  const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;  // torch's has no kernels
+  if (!weights)  // counts are exact in any order
+    return at::bincount_symint(is_wide_unsigned ? input.to(at::kLong) : input, {}, std::move(minlength));
   TORCH_SYM_CHECK(minlength.sym_ge(0), "minlength should be >= 0");
   TORCH_CHECK(input.dim() == 1, kWords);
   TORCH_CHECK(weights->dim() == 1 && TORCH_GUARD_OR_TRUE(weights->sym_size(0).sym_eq(input.sym_size(0))),
@@ -456,7 +500,7 @@ Tensor bincount(const Tensor& input, const OptionalTensor& weights, SymInt minle
 namespace {
 
 Tensor& index_add_into(Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
-  return input.copy_(indexed::index_add(input, dim, index, source, alpha));
+  return input.copy_(index_added("index_add_", input, dim, index, source, alpha));
 }
 
 template <Operation op>

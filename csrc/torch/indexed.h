@@ -7,6 +7,10 @@
 
 namespace gpureduce::indexed {
 
+// False for numbers that this dtype does not have: torch's index_add refuses them. Infinities and NaN are numbers of floats,
+// and negative ones of unsigned integers.
+bool can_be_alpha(const at::Scalar& alpha, at::ScalarType type);
+
 // As torch's functions of these names.
 at::Tensor index_add(const at::Tensor& input, int64_t dim, const at::Tensor& index, const at::Tensor& source,
                      const at::Scalar& alpha);

@@ -191,6 +191,7 @@ struct IndexAdd {
  private:
   // torch refuses a number that the dtype cannot hold.
   static bool is_factor(const at::Scalar& alpha, at::ScalarType type) {
+    if (!indexed::can_be_alpha(alpha, type)) return false;
     if (at::isComplexType(type)) return true;
     if (alpha.isComplex() || (!at::isFloatingType(type) && !alpha.isIntegral(/*includeBool=*/true))) return false;
     return AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, type, "index_add", [&] {
