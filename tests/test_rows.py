@@ -495,8 +495,70 @@ def test_functions(device):
         assert_same_bits(y.cpu(), function(stored, 40, weight).cpu())
 
 
+DTYPES_OF_RESIDUALS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_residuals(norm, device):
+    """The sum has the residual's dtype, the norm the input's: it is that of the sum, rounded once. Gradients follow."""
+    function = getattr(torch_reduce, norm)
+    for own, other in itertools.product(DTYPES_OF_RESIDUALS, repeat=2):
+        wide = torch.promote_types(own, other)
+        x, residual = random((3, 40), "float32", 1, device).to(own), random((3, 40), "float32", 2, device).to(other)
+        weight, grad = random((40,), "float32", 3, device), random((3, 40), "float32", 4, device)
+        x, residual, weight = (each.requires_grad_() for each in (x, residual, weight))
+
+        def call(x=x, residual=residual, weight=weight):
+            return function(x, 40, weight, residual=residual)
+
+        y, stored = call()
+        assert (y.dtype, stored.dtype) == (own, other)
+        assert_same_bits(stored.detach().cpu(), (x + residual).to(other).detach().cpu())
+        leaf = stored.detach().to(wide).requires_grad_()
+        wanted = function(leaf, 40, weight)
+        assert_same_bits(y.detach().cpu(), wanted.to(own).detach().cpu())
+        found = torch.autograd.grad((y, stored), (x, residual, weight), (grad.to(own), grad.to(other)))
+        (inner, of_weight) = torch.autograd.grad(wanted, (leaf, weight), grad.to(own).to(wide))
+        total = inner.to(other) + grad.to(other)
+        for ours, theirs in zip(found, (total.to(wide).to(own), total, of_weight), strict=True):
+            assert ours.dtype == theirs.dtype
+            torch.testing.assert_close(ours, theirs)
+
+        meta = function(x.to("meta"), 40, weight.to("meta"), residual=residual.to("meta"))
+        compiled = torch.compile(call, backend="aot_eager")()
+        batched = torch.vmap(lambda a, b: function(a, 40, weight, residual=b))(x, residual)  # noqa: B023
+        for results in (meta, compiled, batched):
+            assert [r.dtype for r in results] == [own, other] and all(r.shape == x.shape for r in results)
+        for results in (compiled, batched):
+            for ours, theirs in zip(results, (y, stored), strict=True):
+                assert_same_bits(ours.detach().cpu(), theirs.detach().cpu())
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_wrong_residuals(norm, device):
+    """Nothing is broadcast, and integers are no residuals."""
+    function, x = getattr(torch_reduce, norm), torch.ones(2, 3, device=device)
+    for shape in ((4, 2, 3), (3,), (1, 3), (2, 1), ()):
+        with pytest.raises(RuntimeError, match=rf"^{norm}\(\): residual: expected the size \[2, 3\]"):
+            function(x, 3, residual=torch.ones(shape, device=device))
+    for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e5m2):
+        with pytest.raises(NotImplementedError, match="residual: expected float16"):
+            function(x, 3, residual=torch.ones(2, 3, device=device).to(dtype))
+        with pytest.raises(NotImplementedError, match="input: expected float16"):
+            function(x.to(dtype), 3, residual=x)
+
+
 def test_errors(device):
     x = torch.zeros(3, 4, device=device)
+    for function, dtype in itertools.product(
+        (torch_reduce.softmax, torch_reduce.log_softmax, OPS.softmax, OPS.log_softmax), (torch.float64, torch.float16)
+    ):
+        with pytest.raises(RuntimeError, match="Expected out tensor to have dtype"):
+            function(x, 0, out=torch.empty(0, dtype=dtype, device=device))
+        with pytest.raises(NotImplementedError, match="dtype= must name a floating one"):
+            function(x.long(), 0, out=torch.empty(0, dtype=dtype, device=device))
+    with pytest.raises(RuntimeError, match=r"shape \[\*, 2, 4\], but got"):
+        torch_reduce.layer_norm(x, (2, 4))
     with pytest.raises(IndexError, match="Dimension out of range"):
         torch_reduce.softmax(x, 2)
     with pytest.raises(NotImplementedError, match="dtype= must name a floating one"):

@@ -17,9 +17,10 @@ _ops = torch.ops.gpureduce
 def _softmax(operator, name, input, dim, dtype, out):
     _arguments.tensors(name, input=input)
     _arguments.integer(name, "dim", dim)
+    _arguments.dtype(name, dtype)
     if out is not None:
-        return _library.warning(operator.out)(input, dim, dtype=dtype, out=out)
-    return _library.warning(operator.default)(input, dim, dtype=dtype)
+        return _library.call(name, operator.out, input, dim, dtype=dtype, out=out)
+    return _library.call(name, operator.default, input, dim, dtype=dtype)
 
 
 def softmax(
@@ -33,7 +34,7 @@ def softmax(
         dim: the dimension that is reduced.
         dtype: of the result: float16, bfloat16, float32 or float64. The input is not rounded to it first. By default
             the input's; float32 for the float8 types.
-        out: a tensor of that dtype, which the result is written to.
+        out: a tensor of that dtype, which the result is written to. It does not choose the dtype.
 
     Returns:
         A tensor of ``input``'s shape; of a Shard this rank's part of it. A row with a NaN or +inf, or of nothing but
@@ -128,8 +129,10 @@ def log_prob(
     _arguments.tensors("log_prob", logits=logits)
     _arguments.plain_tensors("log_prob", target=target)
     _arguments.integer("log_prob", "dim", dim)
-    call = _library.warning(_ops.log_prob.default)
-    found = call(logits, target, dim, temperature=temperature, ignore_index=ignore_index)
+    _arguments.integer("log_prob", "ignore_index", ignore_index)
+    _arguments.boolean("log_prob", "return_entropy", return_entropy)
+    last = dict(temperature=temperature, ignore_index=ignore_index)
+    found = _library.call("log_prob", _ops.log_prob.default, logits, target, dim, **last)
     if not return_entropy:
         return found
     if not isinstance(logits, Tensor):
@@ -199,10 +202,12 @@ def cross_entropy(
     """
     _arguments.tensors("cross_entropy", input=input)
     _arguments.plain_tensors("cross_entropy", target=target)
-    if reduction not in _REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         raise ValueError(f"cross_entropy(): reduction: expected one of {_REDUCTIONS}, but got {reduction!r}")
-    call = _library.warning(_ops.cross_entropy.default)
-    return call(input, target, weight, _REDUCTIONS.index(reduction), ignore_index, label_smoothing)
+    _arguments.integer("cross_entropy", "ignore_index", ignore_index)
+    given = (input, target, weight, _REDUCTIONS.index(reduction), ignore_index, label_smoothing)
+    names = {"self": "input", "logits": "input"}
+    return _library.call("cross_entropy", _ops.cross_entropy.default, *given, others=names)
 
 
 def _shape(name, normalized_shape):
@@ -216,17 +221,41 @@ def _shape(name, normalized_shape):
     return list(normalized_shape)
 
 
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _check_residual(name, x, residual):
+    _arguments.plain_tensors(name, residual=residual)
+    if residual.is_nested or residual.layout is not torch.strided:
+        kind = "nested" if residual.is_nested else str(residual.layout).removeprefix("torch.")
+        raise NotImplementedError(f"{name}(): residual: expected a strided tensor, but got a {kind} one")
+    for argument, tensor in (("input", x), ("residual", residual)):
+        if tensor.dtype not in _FLOATING:
+            expected = "float16, bfloat16, float32 or float64"
+            raise NotImplementedError(f"{name}(): {argument}: expected {expected}, but got {tensor.dtype}")
+    if residual.device != x.device:
+        raise RuntimeError(f"{name}(): residual: expected to be on {x.device} as input, but is on {residual.device}")
+    if residual.shape != x.shape:
+        raise RuntimeError(
+            f"{name}(): residual: expected the size {list(x.shape)} of input, but got {list(residual.shape)}"
+        )
+
+
 def _normalized(name, norm, input, residual):
-    """The norm of a tensor; or, if there is a residual, the norm of the two tensors' sum, and the sum."""
+    """The norm of a tensor; or, if there is a residual, the norm of the two tensors' sum, and the sum.
+
+    The sum has the residual's dtype, and its norm the input's. Where these differ, the norm is computed of the sum in
+    the wider one, so that it is rounded once.
+    """
     _arguments.tensors(name, input=input)
     if residual is None:
         return norm(input)
-    _arguments.plain_tensors(name, residual=residual)
-    if isinstance(input, Tensor):
-        stored = input + residual
-        return norm(stored), stored
-    stored = input.x + residual
-    return norm(type(input)(stored, input.dim, input.group, input.sizes)), stored
+    x = input if isinstance(input, Tensor) else input.x
+    _check_residual(name, x, residual)
+    stored = (x + residual).to(residual.dtype)
+    wide = stored.to(torch.promote_types(x.dtype, residual.dtype))
+    result = norm(wide if x is input else type(input)(wide, input.dim, input.group, input.sizes))
+    return (result if wide.dtype == x.dtype else result.to(x.dtype)), stored
 
 
 @overload
@@ -258,11 +287,13 @@ def rms_norm(
         normalized_shape: the last dimensions of ``input``, over which the mean is taken; those of the global tensor.
         weight: of that shape, of any real dtype; None counts as 1. Beside a Shard of these dimensions this rank's part.
         eps: what is added to the mean square; by default 2^-23 (2^-52 for float64), as in torch.
-        residual: added to ``input`` first. The sum is rounded to its dtype, and its elements are normalized.
+        residual: a tensor of ``input``'s shape (of a Shard: of this rank's part), of any of these dtypes. ``input`` is
+            added to it first, in the wider dtype of the two, and the sum, rounded to ``residual``'s dtype, is what is
+            normalized. So a float32 residual stream stays one beside a model of bfloat16.
 
     Returns:
-        A tensor of ``input``'s shape and dtype; with ``residual`` a pair of it and the sum. Of a Shard this rank's
-        part. ``torch.autocast`` changes nothing, as for torch's function.
+        A tensor of ``input``'s shape and dtype; with ``residual`` a pair of it and the sum, which has ``residual``'s
+        dtype. Of a Shard this rank's part. ``torch.autocast`` changes nothing, as for torch's function.
 
     **Order and rounding.** S is the contract's sum of squares of a row, as :func:`powsum` has it, n its length, and
     r = 1 / sqrt(S / n + eps). The result is (x * r) * w, in float32 (float64 if any input is), rounded once at the end.
@@ -277,8 +308,9 @@ def rms_norm(
     >>> torch_reduce.rms_norm(torch.tensor([3.0, 4.0]), 2, eps=0.0)
     tensor([0.8485, 1.1314])
     """
-    call, shape = _library.warning(_ops.rms_norm.default), _shape("rms_norm", normalized_shape)
-    return _normalized("rms_norm", lambda x: call(x, shape, weight, eps), input, residual)
+    shape = _shape("rms_norm", normalized_shape)
+    norm = lambda x: _library.call("rms_norm", _ops.rms_norm.default, x, shape, weight, eps)  # noqa: E731
+    return _normalized("rms_norm", norm, input, residual)
 
 
 @overload
@@ -321,5 +353,6 @@ def layer_norm(
     >>> torch_reduce.layer_norm(torch.tensor([1.0, 3.0]), 2, eps=0.0)
     tensor([-1.,  1.])
     """
-    call, shape = _library.warning(_ops.layer_norm.default), _shape("layer_norm", normalized_shape)
-    return _normalized("layer_norm", lambda x: call(x, shape, weight, bias, eps), input, residual)
+    shape = _shape("layer_norm", normalized_shape)
+    norm = lambda x: _library.call("layer_norm", _ops.layer_norm.default, x, shape, weight, bias, eps)  # noqa: E731
+    return _normalized("layer_norm", norm, input, residual)

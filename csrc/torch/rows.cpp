@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <sstream>
 #include <tuple>
 
 namespace gpureduce::rows {
@@ -252,7 +253,7 @@ Tensor softmax_meta(const Tensor& self, int64_t dim, OptionalDtype dtype) {
 
 template <bool logarithm>
 Tensor& softmax_out(const Tensor& self, int64_t dim, OptionalDtype dtype, Tensor& out) {
-  const at::ScalarType type = softmax_type(kSoftmax<logarithm>, self, dtype ? dtype : OptionalDtype(out.scalar_type()));
+  const at::ScalarType type = softmax_type(kSoftmax<logarithm>, self, dtype);
   check_out_dtype(out, type);
   check_out_place(out, self.device());
   check_out_gradient(kSoftmax<logarithm>, self, out);
@@ -676,14 +677,16 @@ Gradients norm_backward_differentiable(c10::DispatchKeySet keys, const Tensor& g
 // How many of the last dims `shape` names. Raises torch's error if the input does not end with it.
 int64_t dims_of_shape(const char* name, const Tensor& input, c10::SymIntArrayRef shape) {
   const int64_t dims = static_cast<int64_t>(shape.size());
-  TORCH_CHECK(dims >= 1,
-              "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got "
+  TORCH_CHECK(dims >= 1, name,
+              "(): Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got "
               "normalized_shape = ",
               shape);
   const bool ends = input.dim() >= dims && input.sym_sizes().slice(input.dim() - dims) == shape;
-  TORCH_CHECK(ends, name, "(): Given normalized_shape=", shape, ", expected input with shape [*, ", shape,
+  if (ends) return dims;
+  std::ostringstream wanted;
+  for (const c10::SymInt& size : shape) wanted << ", " << size;
+  TORCH_CHECK(false, name, "(): Given normalized_shape=", shape, ", expected input with shape [*", wanted.str(),
               "], but got input of size ", input.sym_sizes());
-  return dims;
 }
 
 Tensor rms_norm_of(const Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight, std::optional<double> eps) {
