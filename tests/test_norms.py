@@ -401,7 +401,7 @@ REFUSED = {
 def words(error):
     """The first line of a message, without the name of the function and the place of an argument."""
     line = str(error.value).split("\n")[0].split(" - got")[0]
-    return re.sub(r"^[\w.]+(?=\(\)|:)| \(position \d\)", "", line)
+    return re.sub(r"^[\w.]+(?:\(\):|:|\(\)) ?| \(position \d\)", "", line)
 
 
 @pytest.mark.parametrize("power", [2, 0, INF], ids=str)
@@ -456,10 +456,11 @@ def test_other_ords(ord, device):
             (torch_reduce.vector_norm, "vector_norm"),
             (torch.ops.gpureduce.linalg_vector_norm, "linalg_vector_norm"),
         ):
-            with pytest.raises(NotImplementedError, match=f"^{name}: ord must be 0, 1, 2, 3, inf or -inf, but is"):
+            said = rf"^{name}(\(\))?: ord must be 0, 1, 2, 3, inf or -inf, but is"
+            with pytest.raises(NotImplementedError, match=said):
                 f(x, ord, **kwargs)
         for f, name in ((torch_reduce.powsum, "powsum"), (torch.ops.gpureduce.linalg_powsum, "(linalg_)?powsum")):
-            with pytest.raises(NotImplementedError, match=f"^{name}: ord must be 0, 1, 2 or 3, but is"):
+            with pytest.raises(NotImplementedError, match=rf"^{name}(\(\))?: ord must be 0, 1, 2 or 3, but is"):
                 f(x, ord, **kwargs)
     assert out._version == 0
 

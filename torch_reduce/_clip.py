@@ -171,8 +171,28 @@ def get_total_norm(
         ValueError: ``places`` are not one a tensor, or given without ``group``, or the other way round; this rank is
             not in ``group``; or it is outside of the mesh of a DTensor, and there is no ``group``.
     """
-    tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    return _total_norm(tensors, float(norm_type), error_if_nonfinite, group, places)
+    tensors = _list("get_total_norm", "tensors", tensors, holes=True)
+    ord = _float("get_total_norm", "norm_type", norm_type)
+    return _total_norm(tensors, ord, error_if_nonfinite, group, places)
+
+
+def _list(function: str, argument: str, given: Any, holes: bool = False) -> list[Any]:
+    """The tensors of a list or a single one. holes: there may be None among them."""
+    if isinstance(given, Tensor):
+        return [given]
+    found = list(given) if isinstance(given, Iterable) else [given]
+    wrong = [one for one in found if not isinstance(one, Tensor) and not (one is None and holes and given is not None)]
+    if wrong:
+        raise TypeError(f"{function}(): argument '{argument}' must be tensors, not {type(wrong[0]).__name__}")
+    return found
+
+
+def _float(function: str, argument: str, given: Any) -> float:
+    try:
+        return float(given)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(given).__name__
+        raise TypeError(f"{function}(): argument '{argument}' must be float, not {kind}") from None
 
 
 def _total_norm(tensors: list[Tensor | None], ord: float, error_if_nonfinite: bool, group: Any, places: Any) -> Tensor:
@@ -238,11 +258,12 @@ def clip_grad_norm_(
         UserWarning: ``parameters`` is a generator that gives none, as one that has been used before.
     """
     given = parameters
-    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    parameters = _list("clip_grad_norm_", "parameters", parameters)
+    max_norm, ord = (_float("clip_grad_norm_", k, v) for k, v in (("max_norm", max_norm), ("norm_type", norm_type)))
     if isinstance(given, GeneratorType) and not parameters:
         warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
-    total = _total_norm([p.grad for p in parameters], float(norm_type), error_if_nonfinite, group, places)
-    _scale([p.grad for p in parameters if p.grad is not None], float(max_norm), total, foreach)
+    total = _total_norm([p.grad for p in parameters], ord, error_if_nonfinite, group, places)
+    _scale([p.grad for p in parameters if p.grad is not None], max_norm, total, foreach)
     return total
 
 

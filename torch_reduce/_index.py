@@ -6,7 +6,7 @@ import torch
 from torch import SymInt, Tensor
 from torch.utils._pytree import register_dataclass
 
-from . import _arguments
+from . import _arguments, _library
 
 __all__ = ["IndexPlan", "index_plan"]
 
@@ -91,6 +91,8 @@ def index_plan(index: Tensor, size: int | SymInt) -> IndexPlan:
         from .distributed._dtensor import everywhere
 
         index = everywhere(index)
+    if layout := _arguments.layout_of(index):
+        raise NotImplementedError(f"index_plan(): {layout} tensors are not supported")
     flat = index.reshape(-1)
-    order, offsets = torch.ops.gpureduce._index_plan(flat, size)
+    order, offsets = _library.call("index_plan", torch.ops.gpureduce._index_plan.default, flat, size)
     return IndexPlan(flat, order, offsets)

@@ -13,7 +13,6 @@ from ._operations import exact_name
 _EXACT = {name: exact_name(name) for name in ("sum", "mean", "nansum")}
 
 _ops = torch.ops.gpureduce
-_call = _library.entry("call")
 _direct: dict[str, Any] = {}  # the C entries by operator
 _with_dtype: set[str] = set()  # operators that have dtype=
 
@@ -44,13 +43,16 @@ def reduce(
     if exact is not False:
         _arguments.boolean(name, "exact", exact)
         operator = _EXACT[name]
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and (direct := _direct[operator])
-        and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
+    try:
+        if (
+            not others
+            and not is_dynamo_compiling()
+            and (direct := _direct[operator])
+            and (result := direct(input, dim, keepdim, dtype, out)) is not NotImplemented
+        ):
+            return result
+    except Exception as error:
+        raise _arguments.named(error, name) from None
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
     input, dim, keepdim, dtype, out = _arguments.read(name, given, others).values()
     if name in ("amax", "amin"):
@@ -60,6 +62,4 @@ def reduce(
     overload = overloads.default
     if out is not None:
         overload, last = overloads.out, dict(last, out=out)
-    if is_dynamo_compiling() or not _call:
-        return overload(input, dim, keepdim, **last)
-    return _call(overload, input, dim, keepdim, **last)
+    return _library.call(name, overload, input, dim, keepdim, **last)

@@ -1,24 +1,16 @@
 """Reductions of segments, and their softmax: runs of unequal lengths, packed one after the other along one dim."""
 
-import functools
-
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
-from . import _library
-from ._arguments import Input, boolean, joined, mesh_of, tensors
+from . import _arguments, _library
+from ._arguments import Input, boolean, joined, mesh_of
 
 _ops = torch.ops.gpureduce
 
 
-@functools.cache
-def _caller():
-    """What takes warnings to Python's filters: it is there once the library has been loaded."""
-    return _library.entry("call")
-
-
 def _reduce(operator, data, offsets, dim, out=None, **last):
+    name = operator.__name__.removeprefix("exact_")
     if type(data) is not Tensor and mesh_of(data) is not None:
         data = joined(data)
         if isinstance(offsets, Tensor) and mesh_of(offsets) is None:
@@ -26,16 +18,16 @@ def _reduce(operator, data, offsets, dim, out=None, **last):
 
             # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
             offsets = replicated(offsets, data)
+    if data is None or offsets is None:  # which torch.ops would take for tensors
+        _arguments.tensors(name, data=data, offsets=offsets)
+    if type(dim) is not int:
+        _arguments.integer(name, "dim", dim)
+    if last.get("dtype") is not None:
+        _arguments.dtype(name, last["dtype"])
     overload = operator.default
     if out is not None:
         overload, last = operator.out, dict(last, out=out)
-    try:
-        if is_dynamo_compiling() or not (call := _caller()):
-            return overload(data, offsets, dim, **last)
-        return call(overload, data, offsets, dim, **last)
-    except RuntimeError:  # as torch.ops words it
-        tensors(operator.__name__.removeprefix("exact_"), data=data, offsets=offsets)
-        raise
+    return _library.call(name, overload, data, offsets, dim, **last)
 
 
 def segment_sum(

@@ -15,7 +15,6 @@ __all__ = ["explain", "mean", "powsum", "sum", "tune", "vector_norm"]
 
 _ops = torch.ops.gpureduce
 _direct_sum, _direct_mean = _library.entry("sum"), _library.entry("mean")
-_call = _library.entry("call")
 
 
 @cache
@@ -37,9 +36,7 @@ def _through_ops(operator, name, others, like=None, **given):
     overload = operator.default
     if out is not None:
         overload, last["out"] = operator.out, out
-    if is_dynamo_compiling() or not _call:
-        return overload(*first.values(), **last)
-    return _call(overload, *first.values(), **last)
+    return _library.call(name, overload, *first.values(), **last)
 
 
 @_arguments.called_as(_arguments.summation)
@@ -105,13 +102,16 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
     if exact is not False:
         return _reduction.reduce("sum", input, dim, keepdim, out, others, dtype, exact)
     # It serves plain calls and leaves the others. Dynamo cannot look into it.
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and _direct_sum
-        and (result := _direct_sum(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
+    try:
+        if (
+            not others
+            and not is_dynamo_compiling()
+            and _direct_sum
+            and (result := _direct_sum(input, dim, keepdim, dtype, out)) is not NotImplemented
+        ):
+            return result
+    except Exception as error:
+        raise _arguments.named(error, "sum") from None
     return _through_ops(_ops.sum, "sum", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
@@ -146,13 +146,16 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fal
     """
     if exact is not False:
         return _reduction.reduce("mean", input, dim, keepdim, out, others, dtype, exact)
-    if (
-        not others
-        and not is_dynamo_compiling()
-        and _direct_mean
-        and (result := _direct_mean(input, dim, keepdim, dtype, out)) is not NotImplemented
-    ):
-        return result
+    try:
+        if (
+            not others
+            and not is_dynamo_compiling()
+            and _direct_mean
+            and (result := _direct_mean(input, dim, keepdim, dtype, out)) is not NotImplemented
+        ):
+            return result
+    except Exception as error:
+        raise _arguments.named(error, "mean") from None
     return _through_ops(_ops.mean, "mean", others, input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
 
 
@@ -224,9 +227,8 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
         given = dict(input=input, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
         operator = _ops.exact_linalg_vector_norm if exact else _ops.linalg_vector_norm
         return _through_ops(operator, "vector_norm", others, **given)
-    except NotImplementedError as error:  # torch's own errors say linalg.vector_norm, and stay as they are
-        _arguments.rename(error, "linalg_vector_norm", to="vector_norm")
-        raise
+    except Exception as error:
+        raise _arguments.named(error, "vector_norm") from None
 
 
 @_arguments.called_as(_arguments.norm)
@@ -269,8 +271,7 @@ def powsum(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=None, 
         operator = _ops.exact_linalg_powsum if exact else _ops.linalg_powsum
         return _through_ops(operator, "powsum", others, "vector_norm", **given)
     except Exception as error:
-        _arguments.rename(error, "linalg.vector_norm", "linalg_powsum", to="powsum")
-        raise
+        raise _arguments.named(error, "powsum") from None
 
 
 def _plain(name: str, input: object) -> None:
@@ -332,11 +333,17 @@ def explain(
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
     input, dim, keepdim, dtype, _ = _arguments.read("explain", given, {}, "sum").values()
     _plain("explain", input)
-    try:
-        return getattr(_ops, f"{begin}_explain").default(input, *more, dim, keepdim, dtype=dtype)
-    except NotImplementedError as error:  # a dtype
-        _arguments.rename(error, "torch_reduce", to="explain")
-        raise
+    if input.device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(
+            f"explain(): input: expected a tensor on the CPU or a CUDA device, but it is on {input.device}"
+        )
+    for weight in more:
+        if weight.device != input.device:
+            raise RuntimeError(
+                f"explain(): weight: expected to be on {input.device} as input, but is on {weight.device}"
+            )
+    operator = getattr(_ops, f"{begin}_explain").default
+    return _library.call("explain", operator, input, *more, dim, keepdim, dtype=dtype)
 
 
 def tune(

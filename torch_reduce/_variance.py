@@ -21,20 +21,23 @@ def _call(operator, name, input, dim, unbiased, keepdim, correction, out, others
             raise TypeError(f"{name}(): 'unbiased' and 'correction' are two names of one thing: give one of them")
         correction = int(unbiased)
     if correction is not None:
-        correction = _arguments.number("correction", correction)
-    if (
-        out is None
-        and not others
-        and not is_dynamo_compiling()
-        and (direct := _direct.get(name))
-        and (result := direct(input, dim, correction, keepdim)) is not NotImplemented
-    ):
-        return result
+        correction = _arguments.scalar(name, "correction", correction)
+    try:
+        if (
+            out is None
+            and not others
+            and not is_dynamo_compiling()
+            and (direct := _direct.get(name))
+            and (result := direct(input, dim, correction, keepdim)) is not NotImplemented
+        ):
+            return result
+    except Exception as error:
+        raise _arguments.named(error, name) from None
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=out)
     input, dim, keepdim, _, out = _arguments.read(name, given, others).values()
     if out is not None:
-        return _library.warning(operator.out)(input, dim, correction=correction, keepdim=keepdim, out=out)
-    return _library.warning(operator.default)(input, dim, correction=correction, keepdim=keepdim)
+        return _library.call(name, operator.out, input, dim, correction=correction, keepdim=keepdim, out=out)
+    return _library.call(name, operator.default, input, dim, correction=correction, keepdim=keepdim)
 
 
 @_arguments.called_as(_arguments.variance_and_mean)

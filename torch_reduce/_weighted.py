@@ -8,10 +8,11 @@ from . import _arguments, _library
 _ops = torch.ops.gpureduce
 
 
-def _reduce(operator, *args, dtype, out):
+def _reduce(name, exact, *args, dtype, out, others):
+    operator, last = getattr(_ops, f"exact_{name}" if exact else name), dict(dtype=dtype, others=others)
     if out is None:
-        return _library.warning(operator.default)(*args, dtype=dtype)
-    return _library.warning(operator.out)(*args, dtype=dtype, out=out)
+        return _library.call(name, operator.default, *args, **last)
+    return _library.call(name, operator.out, *args, out=out, **last)
 
 
 def weighted_sum(
@@ -65,13 +66,8 @@ def weighted_sum(
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=out)
     input, dim, keepdim, dtype, out = _arguments.read("weighted_sum", given, {}, "sum").values()
     _arguments.boolean("weighted_sum", "exact", exact)
-    try:
-        return _reduce(
-            _ops.exact_weighted_sum if exact else _ops.weighted_sum, input, weight, dim, keepdim, dtype=dtype, out=out
-        )
-    except RuntimeError:
-        _arguments.tensors("weighted_sum", input=input, weight=weight)
-        raise
+    last = dict(dtype=dtype, out=out, others={"self": "input"})
+    return _reduce("weighted_sum", exact, input, weight, dim, keepdim, **last)
 
 
 def dot(
@@ -103,10 +99,7 @@ def dot(
     tensor(11.)
     """
     _arguments.boolean("dot", "exact", exact)
-    try:
-        return _reduce(_ops.exact_dot if exact else _ops.dot, input, other, dtype=dtype, out=out)
-    except Exception as error:
+    if input is None or other is None:  # which torch.ops would take for tensors
         _arguments.tensors("dot", input=input, other=other)
-        _arguments.rename(error, "weighted_sum", to="dot")
-        _arguments.rename(error, "weight", to="other")
-        raise
+    _arguments.dtype("dot", dtype)
+    return _reduce("dot", exact, input, other, dtype=dtype, out=out, others={"self": "input", "weight": "other"})

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _arguments
+from . import _arguments, _library
 
 __all__ = ["partial", "round"]
 
@@ -82,11 +82,7 @@ def partial(
 
 
 def _call(function: str, *arguments: Any) -> Tensor:
-    try:
-        return getattr(_ops, f"_exact_{function}").default(*arguments)
-    except NotImplementedError as error:  # a layout
-        _arguments.rename(error, function, to=f"exact.{function}")
-        raise
+    return _library.call(f"exact.{function}", getattr(_ops, f"_exact_{function}").default, *arguments)
 
 
 def _dims(dim: Any) -> Any:
@@ -138,6 +134,8 @@ def round(state: Tensor, dtype: torch.dtype | None = None, count: int | None = N
         raise NotImplementedError(
             "exact.round(): state is a DTensor: give the states of this rank, added over the ranks"
         )
+    if layout := _arguments.layout_of(state):
+        raise NotImplementedError(f"exact.round(): {layout} tensors are not supported")
     if dtype is None:
         dtype = torch.float32 if state.dim() and state.shape[-1] == _NARROW else torch.float64
     if not isinstance(dtype, torch.dtype):

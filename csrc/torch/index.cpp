@@ -37,9 +37,12 @@ constexpr const char* spoken(const char* name) { return name + 1; }
 
 // --- checks -----------------------------------------------------------------------------------------------------------------
 
+// The offsets have an element more than there are outputs, and their bytes must be a number of 64 bits.
+constexpr int64_t kMostOutputs = int64_t{1} << 59;
+
 void check_size(const char* name, const c10::SymInt& size) {
-  TORCH_CHECK(TORCH_GUARD_OR_TRUE(size.sym_ge(0)), spoken(name), "(): size: expected a number that is not negative, but got ",
-              size);
+  TORCH_CHECK(TORCH_GUARD_OR_TRUE(size.sym_ge(0)) && TORCH_GUARD_OR_TRUE(size.sym_le(kMostOutputs)), spoken(name),
+              "(): size: expected a number from 0 to 2^59, but got ", size);
 }
 
 void check_floats(const char* name, const char* argument, const Tensor& x, const char* other, const Tensor& like) {

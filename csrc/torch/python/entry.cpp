@@ -18,6 +18,7 @@
 #include <exception>
 #include <optional>
 #include <sstream>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -99,12 +100,41 @@ struct Kept : c10::WarningHandler {
   void process(const c10::Warning& warning) override { warnings.push_back(warning); }
 };
 
-// Passes warnings to Python in torch's words, at the line of the Python frame `level` levels up. Returns false if a filter made
-// an error of one. If the call itself has raised, the filter's error is only printed, as torch does.
-bool give(const std::vector<c10::Warning>& warnings, int level) {
+// True if a frame runs a function of this package.
+bool is_ours(PyObject* frame) {
+  PyObject* const globals = PyObject_GetAttrString(frame, "f_globals");
+  PyObject* const name = globals ? PyDict_GetItemString(globals, "__name__") : nullptr;
+  PyObject* const text = name ? PyUnicode_AsUTF8String(name) : nullptr;
+  const std::string module = text ? std::string(PyBytes_AsString(text)) + '.' : "";
+  const bool ours = module.rfind("torch_reduce.", 0) == 0;
+  Py_XDECREF(text);
+  Py_XDECREF(globals);
+  return ours;
+}
+
+// How many levels up the frame is that called this package, counted as warnings do. No error is left.
+int caller_level() {
+  int level = 1;
+  PyObject* const get = PySys_GetObject("_getframe");  // borrowed
+  PyObject* frame = get ? PyObject_CallNoArgs(get) : nullptr;
+  while (frame && is_ours(frame)) {
+    PyObject* const back = PyObject_GetAttrString(frame, "f_back");
+    Py_DECREF(frame);
+    frame = back;
+    ++level;
+  }
+  Py_XDECREF(frame);
+  PyErr_Clear();
+  return level;
+}
+
+// Passes warnings to Python in torch's words, at the line that called this package. Returns false if a filter made an error of
+// one. If the call itself has raised, the filter's error is only printed, as torch does.
+bool give(const std::vector<c10::Warning>& warnings) {
   if (warnings.empty()) return true;
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
+  const int level = caller_level();
   for (const c10::Warning& warning : warnings) {
     std::ostringstream text;
     text << warning.msg() << " (Triggered internally at " << warning.source_location().file << ':'
@@ -120,7 +150,7 @@ bool give(const std::vector<c10::Warning>& warnings, int level) {
 
 // Returns the object that `f` makes, or nullptr if `f` raises or one of its warnings becomes an error.
 template <class F>
-PyObject* guarded(int level, F f) {
+PyObject* guarded(F f) {
   Kept kept;
   PyObject* result = nullptr;
   try {
@@ -129,7 +159,7 @@ PyObject* guarded(int level, F f) {
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
   }
-  if (give(kept.warnings, level)) return result;
+  if (give(kept.warnings)) return result;
   Py_XDECREF(result);
   return nullptr;
 }
@@ -146,10 +176,7 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   OptionalDtype type;
   if (dtype != Py_None) type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
   const at::Tensor self = unpack(input);  // our own reference, since swap_tensors may change the object meanwhile
-  // The caller of torch_reduce.sum. The functions of _family.py, and exact sums, call this through one more function.
-  constexpr bool kDirect = (!exact && (op == Operation::sum || op == Operation::mean)) || info(op).is_norm();
-  constexpr int kCaller = kDirect ? 2 : 3;
-  return guarded(kCaller, [&] {
+  return guarded([&] {
     if (out != Py_None) {
       at::Tensor result = unpack(out);
       {
@@ -193,8 +220,7 @@ PyObject* variance(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
       (keepdim != Py_False && keepdim != Py_True) || at::impl::torch_function_mode_enabled())
     return not_implemented();
   const at::Tensor self = unpack(input);
-  constexpr int kCaller = 3;  // above torch_reduce.var and the function that it calls
-  return guarded(kCaller, [&] {
+  return guarded([&] {
     static const auto handle =
         c10::Dispatcher::singleton().findSchemaOrThrow(root ? "gpureduce::std" : "gpureduce::var", "").typed<Variance>();
     at::Tensor result;
@@ -209,8 +235,7 @@ PyObject* variance(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 PyObject* call(PyObject*, PyObject* arguments, PyObject* named) {
   PyObject* rest = PyTuple_GetSlice(arguments, 1, PyTuple_Size(arguments));
   if (rest == nullptr) return nullptr;
-  constexpr int kCaller = 3;  // above torch_reduce.sum and the function that it calls
-  PyObject* result = guarded(kCaller, [&] { return PyObject_Call(PyTuple_GetItem(arguments, 0), rest, named); });
+  PyObject* result = guarded([&] { return PyObject_Call(PyTuple_GetItem(arguments, 0), rest, named); });
   Py_DECREF(rest);
   return result;
 }
