@@ -5,6 +5,7 @@ All ranks run every test, as torch asks of a mesh; those outside of a mesh have 
 
 import functools
 import inspect
+import itertools
 import math
 import random
 import sys
@@ -398,6 +399,60 @@ def test_gradient_of_partial_extrema(world):
     torch's order the values have other bits, and none is extreme: shares of nothing are NaN."""
     only_where_torch_moves(world)
     world.run(world.size, gradient_of_partial_extrema)
+
+
+def second_derivatives_of_partials(group):
+    mesh, ops, T = mesh_of((4,)), torch.ops.gpureduce, torch_reduce
+    parts = [data([37, 10], "float64", rank, here()).clamp(-3, 3) for rank in range(4)]
+    offsets, index = torch.tensor([0, 20, 37], device=here()), torch.arange(37, device=here()) % 5
+    calls = {
+        "sum": lambda x: T.sum(x, 0),
+        "nansum": lambda x: T.nansum(x, 0),
+        "amax": lambda x: T.amax(x, 0),
+        "logsumexp": lambda x: T.logsumexp(x, 0),
+        "var": lambda x: T.var(x, 0),
+        **{f"norm {p}": lambda x, p=p: T.vector_norm(x, p, 0) for p in (1, 2, 3, float("inf"))},
+        "segment_sum": lambda x: T.segment_sum(x, offsets),
+        "segment_amax": lambda x: T.segment_amax(x, offsets),
+        "segment_logsumexp": lambda x: T.segment_logsumexp(x, offsets),
+        "segment_softmax": lambda x: T.segment_softmax(x, offsets),
+        "index_sum": lambda x: T.index_sum(x, index, 5),
+        "index_mean": lambda x: T.index_mean(x, index, 5),
+        "index_amax": lambda x: T.index_amax(x, index, 5),
+        "softmax": lambda x: T.softmax(x, 0),
+        "log_softmax": lambda x: T.log_softmax(x, 1),
+        "rms_norm": lambda x: T.rms_norm(x, 10),
+    }
+    products = {"prod": lambda x: T.prod(x, 0), "segment_prod": lambda x: ops.segment_prod(x, offsets)}
+
+    def derivatives(result, x):
+        """The first and the second, as zeros where there is none."""
+        (first,) = torch.autograd.grad(result, x, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), x, allow_unused=True)[0] if first.requires_grad else None
+        return first.detach(), torch.zeros_like(x) if second is None else second
+
+    for (name, call), power in itertools.product((calls | products).items(), (1, 3)):
+        whole = join(parts, "float64").to(here()).requires_grad_()
+        if inside(mesh):
+            mine = parts[dist.get_rank()].clone().requires_grad_()
+            # torch's to_local() would cut the graph of the second derivative
+            result = call(DTensor.from_local(mine, mesh, [Partial()])).pow(power).sum().full_tensor()
+            if name in products:
+                with pytest.raises(
+                    NotImplementedError, match=rf"^{name}\(\): gradients of a DTensor are of first order"
+                ):
+                    derivatives(result, mine)
+                continue
+            for ours, wanted in zip(
+                derivatives(result, mine), derivatives(call(whole).pow(power).sum(), whole), strict=True
+            ):
+                torch.testing.assert_close(ours, wanted, msg=lambda words, n=name, p=power: f"{n} {p}: {words}")
+
+
+def test_second_derivatives_of_partials(world):
+    """Those of one tensor, also where they are 0; of products an error that says so."""
+    only_where_torch_moves(world)
+    world.run(world.size, second_derivatives_of_partials)
 
 
 def forward_mode(group):

@@ -26,6 +26,9 @@ GPUREDUCE_HANDLE(applied, "_apply",
                         c10::SymInt, double, at::ScalarType))
 
 GPUREDUCE_HANDLE(joined, "_joined", Tensor(const Tensor&))
+GPUREDUCE_HANDLE(first_order, "_first_order", Tensor(const Tensor&, std::string_view))
+
+bool is_subclass(const Tensor& x) { return x.key_set().has(Key::Python); }
 
 const char* const kNames[] = {
 #define GPUREDUCE_FORMULA(name) #name,
@@ -192,8 +195,8 @@ Tensor derivative(Formula formula, const Numbers& x, int i, const Saved& saved) 
   const at::ScalarType dtype = x[0].scalar_type();
   const auto times = [](const Tensor& a, const Tensor& b) { return b.defined() ? a * b : a; };
   const auto without_grad = [&] { return apply(formula, x[0], {{}, x[2], x[3], saved.count, saved.correction}, dtype); };
-  const auto share = [&] {  // g / r, and 0 where r is 0
-    const Tensor one = x[1].defined() ? x[1] : at::ones_like(x[2]);
+  const auto share = [&] {                                           // g / r, and 0 where r is 0
+    const Tensor one = x[1].defined() ? x[1] : at::ones_like(x[0]);  // a DTensor where x is one
     const auto [a, b] = std::tuple(one.expand_as(x[0]), x[2].expand_as(x[0]));
     return apply(Formula::ratio, a, {{}, b}, dtype);
   };
@@ -236,6 +239,12 @@ Tensor derivative(Formula formula, const Numbers& x, int i, const Saved& saved) 
       const Tensor zero = number_like(0, x[0]);
       return apply(formula, x[0], {}, dtype) + apply(Formula::exponent, x[0], {{}, zero}, dtype);
     }
+    case Formula::softmax_backward: {
+      if (i == 3) return {};
+      if (i == 0) return apply(formula, at::ones_like(x[0]), {x[1], x[2], x[3]}, dtype);
+      const Tensor by_grad = apply(formula, x[0], {{}, number_like(0, x[0]), x[3]}, dtype);
+      return i == 1 ? by_grad : -by_grad;
+    }
     case Formula::others: return i == 1 ? without_grad() : Tensor();  // i == 0: see products_without()
     default:
       TORCH_CHECK_NOT_IMPLEMENTED(false, "_apply: the formula ", kNames[static_cast<int>(formula)], " has no derivative");
@@ -253,6 +262,7 @@ Tensor products_without(const Tensor& x, const Tensor& w, const Tensor& outputs)
     (keeps ? order : reduced).push_back(d);
   }
   if (reduced.empty() || TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return at::zeros_like(x);
+  if (is_subclass(x)) first_order().call(x.detach(), "prod");
   const int64_t kept = static_cast<int64_t>(order.size());
   order.insert(order.end(), reduced.begin(), reduced.end());
   Dims back(order.size());
@@ -322,6 +332,7 @@ struct Rule : RuleOf<Saved> {
         change = grad * by;
       }
       if (change.defined()) found[i] = summed_as(change, kept[i]).to(kept[i].scalar_type());
+      else if (i == 0 && is_subclass(kept[i])) found[i] = at::zeros_like(kept[i]);  // torch's zeros would be no DTensor
     }
     return found;
   }
@@ -442,7 +453,7 @@ Tensor number_like(double number, const Tensor& like) { return of_rank(at::scala
 
 Tensor compared(const Tensor& self) {
   const Tensor x = self.detach();
-  return x.key_set().has(Key::Python) ? joined().call(x) : x;
+  return is_subclass(x) ? joined().call(x) : x;
 }
 
 }  // namespace gpureduce
@@ -453,9 +464,11 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       m,
       "_apply(Tensor self, Tensor? grad, Tensor? result, Tensor? more, str formula, SymInt count, float correction, "
       "ScalarType dtype) -> Tensor");
-  // DTensors have a rule for it. For all other tensors it is nothing, so that traces do not show it.
+  // DTensors have rules for these. For all other tensors they are nothing, so that traces do not show it.
   m.def("_joined(Tensor(a) self) -> Tensor(a)", [](const Tensor& self) { return self; });
-  for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA})
-    m.impl("_joined", torch::dispatch(key, torch::CppFunction::makeFallthrough()));
+  m.def("_first_order(Tensor(a) self, str function) -> Tensor(a)", [](const Tensor& self, std::string_view) { return self; });
+  for (const char* each : {"_joined", "_first_order"})
+    for (const Key key : {Key::AutogradCPU, Key::AutogradCUDA})
+      m.impl(each, torch::dispatch(key, torch::CppFunction::makeFallthrough()));
   define_operator<scale, scale_meta>(m, "_scale_(Tensor(a!)[] self, Tensor factor) -> ()");  // for clip_grad_norm_
 }

@@ -520,6 +520,8 @@ Changing products_before(const Changing& x, const at::Tensor& number, int64_t di
 // segment except i and k; 0 outside of all segments. It is made of operators that torch differentiates.
 at::Tensor products_without(const at::Tensor& x, const at::Tensor& w, const at::Tensor& offsets, int64_t dim) {
   if (TORCH_GUARD_OR_FALSE(x.sym_numel().sym_eq(0))) return at::zeros_like(x);
+  static const auto first_order = find<at::Tensor(const at::Tensor&, std::string_view)>("_first_order");
+  if (x.key_set().has(Key::Python)) first_order.call(x.detach(), "segment_prod");
   const c10::SymInt size = x.sym_size(dim);
   const at::Tensor inside = inside_segments(offsets, size, dim, x.dim());
   const at::Tensor number = at::searchsorted(offsets, at::arange(size, offsets.options()), /*out_int32=*/false, /*right=*/true);

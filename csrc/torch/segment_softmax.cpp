@@ -127,9 +127,7 @@ Tensor backward_composed(const Tensor& grad, const Tensor& result, const Tensor&
   const c10::SymInt size = result.sym_size(d);
   const Tensor g = grad.to(computed), y = result.to(computed);
   const Tensor sums = call_segment_spread(call_segment_sum(g * y, offsets, d), offsets, size, d);
-  const Tensor found = (g - sums) * y;
-  const Tensor inside = inside_segments(offsets, size, d, result.dim());
-  return rounded(at::where(inside, found, at::zeros_like(found)), dtype);
+  return apply(Formula::softmax_backward, y, {g, sums, inside_segments(offsets, size, d, result.dim())}, dtype);
 }
 
 Tensor backward_differentiable(c10::DispatchKeySet keys, const Tensor& grad, const Tensor& result, const Tensor& offsets,

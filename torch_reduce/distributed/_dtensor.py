@@ -1410,6 +1410,10 @@ def _composed(op: Any, *arguments: Any, **named: Any) -> Any:
     return op.decompose(*arguments, **named)
 
 
+def _refused(op: Any, self: DTensor, function: str) -> Any:
+    raise NotImplementedError(f"{function}(): gradients of a DTensor are of first order: they cannot be differentiated")
+
+
 def _every_dim(x: Tensor, *others: Any) -> Sequence[int]:
     return range(x.dim())
 
@@ -1437,6 +1441,7 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "_var_mean": _var_mean,
     "_apply": _apply,
     "_joined": lambda op, self: _without_partials(self),
+    "_first_order": _refused,
     "weighted_sum": _weighted_sum,
     **dict.fromkeys(("segment_sum", "segment_mean", "segment_prod", "_segment_amax", "_segment_amin"), _segments),
     "exact_segment_sum": _segments,

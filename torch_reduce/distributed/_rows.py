@@ -302,7 +302,7 @@ def _of_first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     return once
 
 
-_ONCE = b"gradients of a Shard through ranks are of first order; those of DTensors have any order"
+_ONCE = b"gradients of a Shard through ranks are of first order; those of DTensors have any order, but of products"
 
 
 class _Softmax(torch.autograd.Function):
