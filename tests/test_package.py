@@ -583,6 +583,7 @@ TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
           });
           return met;
         }
+        TINY int grows(int x) { return x + 1 > x; }  // always, where an overflow is taken for impossible
         TINY int thrown() {  // what an exception in a loop brings out of it
           try {
             at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t) { if (begin == 1) throw 7; });
@@ -674,8 +675,9 @@ def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx)
     if not shutil.which(cxx.split()[-1]):
         pytest.skip(f"needs {cxx}")
     folder = tiny_tree(tmp_path / name)
-    env = dict(launcher(tmp_path / "bin"), CXX=cxx)
+    env = dict(launcher(tmp_path / "bin"), CXX=cxx, CFLAGS="-fno-wrapv", CXXFLAGS="-fno-wrapv")  # as no Python's flags
     said, library = in_place(folder, **env)
+    assert (library.grows(2**31 - 1), library.grows(0)) == (0, 1)
     library.file.restype = ctypes.c_char_p
     library.parallel.restype = ctypes.c_bool
     assert (library.number(), library.file()) == (1, b"csrc/tiny.cpp")
