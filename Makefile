@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-docs bench grid ladder course models family ranks tune lint format wheel wheels test-wheels clean FORCE
+.PHONY: help build test test-docs bench grid ladder course models family ranks tune sanitize lint format wheel wheels test-wheels clean FORCE
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo 'make family  set up, build, measure all functions but sums, and write it into README.md and docs/'
 	@echo 'make ranks   set up, build, measure ranks on several GPUs, and write it into docs/distributed.md'
 	@echo 'make tune    set up, build, measure plans on this GPU for ten minutes, and fit the choice among them'
+	@echo 'make sanitize  set up, build with the sanitizers of g++, and run the core of the tests; compute-sanitizer on a GPU'
 	@echo 'make build   set up, and build the library in place'
 	@echo 'make lint    check the style of Python, C++ and CUDA'
 	@echo 'make format  put it in order, as far as the tools can'
@@ -111,6 +112,27 @@ test: build
 
 test-docs: build $(WHEELS)
 	$(PYTEST) -m docs $(ARGS)
+
+# The host's code with g++'s checks, in a folder of its own: the usual build stays. Python and torch are not built with them,
+# so their runtimes are loaded first, libstdc++ among them, or the first exception would end the process; and what Python
+# leaves behind at its end is no leak of ours.
+SANITIZED := build/sanitize
+RUNTIMES   = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
+CORE_TESTS = order bits layouts rows losses segment indexed weighted variance exact clip odd_calls
+sanitize: $(READY)
+	@echo '==> building with the address and undefined sanitizers in $(SANITIZED)/'
+	@GPUREDUCE_CUDA=0 GPUREDUCE_SANITIZE=address,undefined $(PY) -W ignore setup.py --quiet \
+	  build_py --build-lib $(SANITIZED)/lib build_ext --build-lib $(SANITIZED)/lib --build-temp $(SANITIZED)/objects
+	LD_PRELOAD="$(RUNTIMES)" PYTHONPATH=$(SANITIZED)/lib UBSAN_OPTIONS=print_stacktrace=1 \
+	  ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:allocator_may_return_null=1 \
+	  $(PY) -P -m pytest -p no:cacheprovider -k 'cpu and not instruction' $(CORE_TESTS:%=tests/test_%.py) $(ARGS)
+	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  echo '==> no GPU is visible: its kernels are left out'; \
+	elif ! command -v compute-sanitizer > /dev/null; then \
+	  echo '==> no compute-sanitizer, which comes with the CUDA toolkit: the kernels of the GPU are left out'; \
+	else \
+	  $(MAKE) build && PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) tools/sanitize.py --part 1/8; \
+	fi
 
 bench: build
 	PYTHONPATH=. $(PY) bench/grid.py --short $(ARGS)
