@@ -32,7 +32,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // clang-format on
 
 // The kernel for accumulators that are no sums, and for maps other than value and nonzero.
-Kernel mapped_kernel_of(Accumulator accumulator) {
+constexpr Kernel mapped_kernel_of(Accumulator accumulator) {
   switch (accumulator) {
     case Accumulator::f32: return sum_in_order<Unknown, float>;
     case Accumulator::f64: return sum_in_order<Unknown, double>;
@@ -47,7 +47,7 @@ Kernel mapped_kernel_of(Accumulator accumulator) {
 
 // Integers share kernels. Counts have one per size, for bool too. Sums of 64-bit integers, which wrap, have one for both signs.
 template <class In>
-Kernel kernel_of(Accumulator accumulator, Map map) {
+constexpr Kernel kernel_of(Accumulator accumulator, Map map) {
   constexpr bool kBool = std::is_same_v<In, Boolean>;  // a sum of bools is a count
   constexpr bool kInteger = std::is_integral_v<In> || kBool;
   using Bits = std::conditional_t<kInteger, UnsignedOf<sizeof(In)>, In>;
@@ -68,8 +68,10 @@ Kernel kernel_of(Accumulator accumulator, Map map) {
   return nullptr;
 }
 
-Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
+constexpr Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
+  if (!is_convertible(map, accumulator, info(in))) return nullptr;
   if (accumulator == Accumulator::largest_i64) {
+    if (map != Map::value && map != Map::negative) return nullptr;  // find_largest knows no other
     switch (info(in).size) {
       case 1: return find_largest<int8_t>;
       case 2: return find_largest<int16_t>;
@@ -77,7 +79,6 @@ Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
       default: return find_largest<int64_t>;
     }
   }
-  if (!is_convertible(map, accumulator, info(in))) return nullptr;
   if (accumulator >= Accumulator::largest_f32 || (map != Map::value && accumulator != Accumulator::i64))
     return mapped_kernel_of(accumulator);
   switch (in) {
@@ -88,6 +89,13 @@ Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
   }
   return nullptr;
 }
+
+// A map of integers that maxima do not know has no kernel, so that its calls are refused.
+#define GPUREDUCE_REFUSED(name)                                                                                       \
+  static_assert((Map::name == Map::value || Map::name == Map::negative) ==                                            \
+                (kernel_for(DType::Int, Accumulator::largest_i64, Map::name) != nullptr));
+GPUREDUCE_MAPS(GPUREDUCE_REFUSED)
+#undef GPUREDUCE_REFUSED
 
 template <class T>
 void exponentials(const T* __restrict x, const T* m, int64_t step, int64_t n, T* __restrict to) {
