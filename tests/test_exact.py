@@ -414,6 +414,31 @@ def test_digits_of_many_blocks(device):
     check(torch.stack([x, -x], 1), 0, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("most", [1, 2, 50])
+def test_carrying_often(most):
+    """On the CPU, numbers carry after as many additions as no test has: what they stand for stays the same."""
+    generator = torch.Generator().manual_seed(4)
+    scales = torch.randint(-60, 60, (3000, 4), generator=generator).double().exp2()
+    x = torch.randn(3000, 4, generator=generator, dtype=torch.float64) * scales
+    before = OPS._set_exact_additions(most)
+    try:
+        for name in ("float32", "float64"):
+            y = x.to(dtype_of(name))
+            for one in (y, y.t().contiguous().t()):
+                check(one, 0)
+                check(one)
+            products = torch_reduce.weighted_sum(y, y.flip(0), 0, dtype=torch.float64, exact=True)
+            pairs = zip(y.double().t().tolist(), y.double().flip(0).t().tolist(), strict=True)
+            for found, (left, right) in zip(products.tolist(), pairs, strict=True):
+                each = zip(map(fractions.Fraction, left), map(fractions.Fraction, right), strict=True)
+                assert found == float(sum(p * q for p, q in each))
+        whole = torch.randint(-(2**62), 2**62, (3000, 2), generator=generator)
+        wanted = [float(sum(column)) for column in whole.t().tolist()]
+        assert torch_reduce.sum(whole, 0, dtype=torch.float64, exact=True).tolist() == wanted
+    finally:
+        OPS._set_exact_additions(before)
+
+
 def test_threads(device):
     """The number of threads changes nothing."""
     x = rows_of("float32", 300_000)["gradients"].to(device)

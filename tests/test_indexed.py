@@ -1,5 +1,6 @@
 """Sums by index: index_sum and its kin, index_add, scatter_add, embeddings and bincount."""
 
+import itertools
 import math
 
 import numpy as np
@@ -142,6 +143,43 @@ def test_weights(name, of, device):
     weight = data((400,), of, seed=7, device=device)
     for shape, dim in (((400,), 0), ((400, 6), 0), ((2, 400, 3), 1)):
         check("sum", data(shape, name, device=device), index_of(400, 6, device), 6, dim, weight=weight)
+
+
+@pytest.fixture(params=[1, 200, 1000])
+def gathered_bytes(request):
+    """On the CPU, rows are gathered a few at a time, as those of large tables are."""
+    before = OPS._set_gathered_bytes(request.param)
+    yield
+    OPS._set_gathered_bytes(before)
+
+
+def test_rows_gathered_in_parts(gathered_bytes):
+    """Every part of the outputs has its own rows."""
+    for name in ("float32", "bfloat16", "float64", "int32"):
+        source, index = data((300, 6), name, seed=8), index_of(300, 40)
+        for kind in FUNCTIONS:
+            if FUNCTIONS[kind][1].targets(name, None):
+                check(kind, source, index, 40)
+                check(kind, data((3, 300, 2), name, seed=9), index_of(300, 40, hot=True), 40, 1)
+        check("sum", source, index, 40, weight=data((300,), "float32", seed=7))
+    test_embeddings("float32", "cpu")
+    rows, table, ends = index_of(300, 9), data((9, 5), "float32"), torch.tensor([0, 5, 5, 40, 41, 230, 290])
+    bags, means = (torch_reduce.embedding_bag(rows, table, ends, mode=mode) for mode in ("sum", "mean"))
+    for i, (begin, end) in enumerate(itertools.pairwise(ends.tolist())):
+        assert_same_bits(bags[i], SUM.expected(table[rows[begin:end]], 0))
+        if begin < end:
+            assert_same_bits(means[i], MEAN.expected(table[rows[begin:end]], 0))
+
+
+def test_bags_of_no_rows():
+    """A table of no rows has empty bags, and no others."""
+    table, rows = torch.empty(0, 3), torch.tensor([5, 6])
+    assert_same_bits(torch_reduce.embedding_bag(rows, table, torch.tensor([1, 1, 1])), torch.zeros(2, 3))
+    assert_same_bits(torch_reduce.embedding_bag(rows, table[:, :0], torch.tensor([0, 0])), torch.zeros(1, 0))
+    with pytest.raises(IndexError, match="there are 0 rows"):
+        torch_reduce.embedding_bag(rows, table, torch.tensor([0, 1]))
+    with pytest.raises(IndexError, match="there are 0 rows"):
+        torch_reduce.embedding(rows, table)
 
 
 def test_hot_and_empty(device):

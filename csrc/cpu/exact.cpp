@@ -1,7 +1,9 @@
 #include "exact.h"
 
+#include <atomic>
 #include <new>
 #include <optional>
+#include <stdexcept>
 
 #include "../numeric/exact.h"
 #include "exact_floats.h"
@@ -26,8 +28,10 @@ constexpr int64_t kRows = 64;                   // rows that are summed together
 constexpr int64_t kShortRow = 512;              // shorter rows are summed together
 constexpr int64_t kTask = 32768;                // fewest elements per task
 constexpr int64_t kTasksOfEach = 4;             // tasks per thread, if there are enough elements
-constexpr int64_t kAddends = int64_t{1} << 29;  // additions to a number before it must carry
+constexpr int64_t kAddends = int64_t{1} << 29;  // most additions to a number before it must carry
 constexpr int64_t kPartialBytes = 1 << 24;      // most memory for the numbers of outputs that several tasks take
+
+std::atomic<int64_t> additions = kAddends;  // to a number before it carries
 
 template <class T>
 const ExactKernels<T>& kernels() {
@@ -408,7 +412,7 @@ class Adder {
   }
   void count(int64_t additions) {
     added_ += additions;
-    if (added_ <= kAddends) return;
+    if (added_ <= most_added_) return;
     for (int64_t i = 0; i < width_; ++i) numbers_[i].carry();
     added_ = additions;
   }
@@ -429,6 +433,7 @@ class Adder {
   int held_levels_ = 1;     // doubles of each output there
   int top_ = 0, unit_ = 0;  // of these, as in ExactParts
   int64_t added_ = 0;       // to the numbers since they carried
+  const int64_t most_added_ = additions;
 };
 
 // Reads one element, or its negative.
@@ -462,12 +467,13 @@ class ProductAdder {
     const CpuProblem &x = inputs_[0], &y = inputs_[1];
     const int64_t first = offset_of(x, row, column), second = offset_of(y, row, column);
     Cursor at(x.reduced, begin), and_at(y.reduced, begin);
+    const int64_t most = additions;
     for (int64_t k = begin, added = 0; k < end; ++k, at.advance(1), and_at.advance(1)) {
       for (int64_t i = 0; i < width; ++i) {
         exact::add_product(numbers_[i], read_[0](x.input, first + at.offset() + i * x.column_stride, x.negate),
                            read_[1](y.input, second + and_at.offset() + i * y.column_stride, y.negate));
       }
-      if (++added < kAddends) continue;
+      if (++added < most) continue;
       for (int64_t i = 0; i < width; ++i) numbers_[i].carry();
       added = 0;
     }
@@ -611,6 +617,11 @@ void run_exact(const ExactSum& sum) {
   } else {
     run_elements<float, exact::NarrowRange>(sum);
   }
+}
+
+int64_t set_exact_additions(int64_t most) {
+  if (most < 1 || most > kAddends) throw std::invalid_argument("additions: expected from 1 to 2^29");
+  return additions.exchange(most);
 }
 
 void round_exact(const ExactRounding& r) {

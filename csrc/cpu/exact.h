@@ -12,4 +12,7 @@ GPUREDUCE_API void run_exact(const ExactSum& sum);
 
 GPUREDUCE_API void round_exact(const ExactRounding& rounding);
 
+// Sets after how many additions numbers carry, at most 2^29, and returns the number before. For tests.
+GPUREDUCE_API int64_t set_exact_additions(int64_t most);
+
 }  // namespace gpureduce::cpu

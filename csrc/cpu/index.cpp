@@ -39,14 +39,16 @@ int64_t first_of(const std::vector<int64_t>& outside) {
   return -1;
 }
 
-// A counting sort: each part of the entries counts for itself how many each output has, and then knows where they go.
-template <class Int, class Sorted, class At>
+// A counting sort: each part of the entries counts for itself how many each output has, and then knows where they go. Keys are
+// kept of the index, as the caller's may be another one when it is read again.
+template <class Key, class Int, class Sorted, class At>
 int64_t sort_entries(const IndexSort& sort, At at) {
   const Index& index = sort.index;
   const int64_t size = index.size;
   // Every part has a counter per output: no more parts than keep the memory in proportion to the entries and outputs.
   const Parts entries(index.count, std::min(index.count / kGrain, 1 + index.count / size));
   const std::unique_ptr<Int[]> counters(new Int[entries.count * size]);
+  const std::unique_ptr<Key[]> keys(new Key[index.count]);
 
   std::vector<int64_t> outside(entries.count, -1);
   entries.run([&](int64_t part, int64_t begin, int64_t end) {
@@ -58,6 +60,7 @@ int64_t sort_entries(const IndexSort& sort, At at) {
         outside[part] = i;
         return;
       }
+      keys[i] = static_cast<Key>(output);
       ++counts[output];
     }
   });
@@ -90,15 +93,20 @@ int64_t sort_entries(const IndexSort& sort, At at) {
   Sorted* const sorted = static_cast<Sorted*>(sort.sorted);
   entries.run([&](int64_t part, int64_t begin, int64_t end) {
     Int* const places = counters.get() + part * size;
-    for (int64_t i = begin; i < end; ++i) sorted[places[index.at(i)]++] = at(i);
+    for (int64_t i = begin; i < end; ++i) sorted[places[keys[i]]++] = at(i);
   });
   return -1;
 }
 
+template <class Key, class Int>
+int64_t sort_any(const IndexSort& sort) {
+  if (!sort.values.values.data) return sort_entries<Key, Int, Int>(sort, [](int64_t i) { return static_cast<Int>(i); });
+  return sort_entries<Key, Int, float>(sort, [&](int64_t i) { return sort.values.at(i); });
+}
+
 template <class Int>
 int64_t sort_any(const IndexSort& sort) {
-  if (!sort.values.values.data) return sort_entries<Int, Int>(sort, [](int64_t i) { return static_cast<Int>(i); });
-  return sort_entries<Int, float>(sort, [&](int64_t i) { return sort.values.at(i); });
+  return sort.index.size <= int64_t{1} << 32 ? sort_any<uint32_t, Int>(sort) : sort_any<int64_t, Int>(sort);
 }
 
 }  // namespace

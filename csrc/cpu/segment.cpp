@@ -1,6 +1,7 @@
 #include "segment.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -16,9 +17,9 @@ namespace gpureduce::cpu {
 
 namespace {
 
-constexpr int64_t kShortBytes = 4096;        // of a short segment's accumulators and elements, on the stack
-constexpr int64_t kShortWork = 4096;         // segments with more elements, over all columns, run the vector kernels
-constexpr int64_t kGatheredBytes = 1 << 24;  // of the rows that are gathered at a time, unless one segment has more
+constexpr int64_t kShortBytes = 4096;           // of a short segment's accumulators and elements, on the stack
+constexpr int64_t kShortWork = 4096;            // segments with more elements, over all columns, run the vector kernels
+std::atomic<int64_t> gathered_bytes = 1 << 24;  // of the rows that are gathered at a time, unless one segment has more
 
 // Runs one segment, which is not empty, as a reduction of its own.
 void run_alone(const Segments& s, int64_t number) {
@@ -175,7 +176,7 @@ class Gathered {
 
  private:
   void copy(int64_t entry, char* to) const {
-    const int64_t row = from_.gather.number(entry), place = row * from_.stride;
+    const int64_t row = from_.gather.row(entry), place = row * from_.stride;
     const Problem& p = from_.reduction.problem;
     if (from_.gather.weights) {
       const int64_t which = from_.gather.by_row ? row : entry;
@@ -218,7 +219,7 @@ class Gathered {
 void run_gathered(const Segments& s) {
   Gathered gathered(s);
   for (int64_t first = 0; first < s.count;) {
-    const int64_t rows = std::max<int64_t>(1, kGatheredBytes / std::max<int64_t>(1, gathered.row_bytes()));
+    const int64_t rows = std::max<int64_t>(1, gathered_bytes / std::max<int64_t>(1, gathered.row_bytes()));
     int64_t last = first + 1;
     while (last < s.count && s.offset(last + 1) - s.offset(first) <= rows) ++last;
     gathered.run(first, last);
@@ -227,6 +228,8 @@ void run_gathered(const Segments& s) {
 }
 
 }  // namespace
+
+int64_t set_gathered_bytes(int64_t bytes) { return gathered_bytes.exchange(bytes); }
 
 void run(const Segments& s) {
   if (s.gather.numbers) return run_gathered(s);

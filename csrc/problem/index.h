@@ -5,9 +5,18 @@
 
 namespace gpureduce {
 
-// An integer of a contiguous array of int64 or int32.
+// An integer of a contiguous array of int64 or int32. It is read once, whatever the compiler makes of the code: another thread
+// may write to a caller's array meanwhile, and what is used must be what was checked.
 GPUREDUCE_HOST_DEVICE int64_t integer_at(const void* array, bool wide, int64_t i) {
-  return wide ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
+  const auto* const longs = static_cast<const int64_t*>(array);
+  const auto* const ints = static_cast<const int32_t*>(array);
+#ifdef __CUDA_ARCH__
+  int64_t found = wide ? longs[i] : ints[i];
+  asm volatile("" : "+l"(found));  // no instruction: from here on the number is in a register
+  return found;
+#else
+  return wide ? __atomic_load_n(longs + i, __ATOMIC_RELAXED) : __atomic_load_n(ints + i, __ATOMIC_RELAXED);
+#endif
 }
 
 // For each of `count` entries the number of its output, `stride` apart.

@@ -2,6 +2,8 @@
 // own, or one that a list names. Pure C++.
 #pragma once
 
+#include <algorithm>
+
 #include "geometry.h"
 #include "index.h"
 
@@ -16,7 +18,9 @@ struct Gather {
   const void* weights = nullptr;  // contiguous; null if there are none
   bool by_row = false;            // weights are numbered as rows are, not as entries
 
-  int64_t number(int64_t i) const { return integer_at(numbers, wide, i); }  // numbers must be in host memory
+  // Numbers must be in host memory. The row is one that exists, whatever became of a number since it was checked.
+  int64_t number(int64_t i) const { return integer_at(numbers, wide, i); }
+  int64_t row(int64_t i) const { return std::clamp<int64_t>(number(i), 0, rows - 1); }
 };
 
 struct Segments {
@@ -30,7 +34,8 @@ struct Segments {
   int64_t result_pitch;  // from one segment's result to the next one's
   Gather gather = {};
 
-  int64_t offset(int64_t i) const { return offsets ? integer_at(offsets, wide, i) : i; }  // offsets must be in host memory
+  // Offsets must be in host memory. Backends of the CPU read them often, so that nobody else may be able to change them.
+  int64_t offset(int64_t i) const { return offsets ? integer_at(offsets, wide, i) : i; }
 };
 
 }  // namespace gpureduce

@@ -115,14 +115,14 @@ struct GatherReduction {
   static void refuse(const Call<int64_t>& call, const Tensor& data, const Tensor& rows, const OptionalTensor& offsets,
                      const OptionalTensor& weight, const OptionalTensor& edges, const OptionalTensor&, const OptionalTensor&,
                      const OptionalTensor&, int64_t, OptionalDtype) {
-    if (data.numel() > 0) segments(call, data, {}, plain(rows), offsets ? plain(*offsets) : Tensor());
+    segments(call, data, {}, plain(rows), ends_of(offsets));
   }
 
   static void compute(const Call<int64_t>& call, const Tensor& data, const Tensor& given_rows, const OptionalTensor& offsets,
                       const OptionalTensor& weight, const OptionalTensor& edges, const OptionalTensor&, const OptionalTensor&,
                       const OptionalTensor&, int64_t, OptionalDtype, const Tensor& out, const Tuning&) {
     warn_if_imaginary_is_lost(data.scalar_type(), call.dtype);
-    const Tensor rows = plain(given_rows), ends = offsets ? plain(*offsets) : Tensor();
+    const Tensor rows = plain(given_rows), ends = ends_of(offsets);
     Tensor weights;
     Segments s = segments(call, data, out, rows, ends);
     if (weight) {
@@ -136,7 +136,7 @@ struct GatherReduction {
       s.reduction.map = Map::value;
     }
     if (out.numel() == 0) return;
-    if (s.length == 0) {  // each output is empty, as one beside a single element
+    if (s.length == 0 || s.gather.rows == 0) {  // each output is empty, as one beside a single element
       out.copy_(reduce_segments(op, at::zeros({1}, data.options()), at::zeros({2}, at::device(data.device()).dtype(at::kInt)),
                                 0, call.dtype));
       return;
@@ -172,6 +172,12 @@ struct GatherReduction {
     return ordered.call(data.reshape(-1), rows, weight).view(sizes);
   }
 
+  // The offsets as kernels read them: on the CPU a copy, as the caller's may change after they were checked.
+  static Tensor ends_of(const OptionalTensor& offsets) {
+    if (!offsets) return {};
+    return offsets->is_cpu() ? own_copy(*offsets) : plain(*offsets);
+  }
+
   static Reduction reduction_of(const Call<int64_t>& call, const Tensor& data, const Tensor& out) {
     DimMask reduce(data.dim(), false);
     reduce[call.dim] = true;
@@ -194,6 +200,9 @@ struct GatherReduction {
     if (data.is_cpu()) {
       if (s.offsets) check_values(s, name());
       check_numbers(name(), s);
+    } else if (s.length > 0 && s.gather.rows == 0) {  // no kernel runs, which would check
+      TORCH_CHECK_INDEX(s.offsets, name(), "(): index out of range: there are no rows");
+      at::_assert_async(ends.select(0, 0).eq(ends.select(0, -1)), "an index is not in [0, the number of rows)");
     }
     if (s.length == 0 || data.numel() == 0) return s;
     s.reduction = reduction_of(call, data, out);

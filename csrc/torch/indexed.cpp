@@ -479,8 +479,10 @@ Tensor bincount(const Tensor& input, const OptionalTensor& weights, SymInt minle
   TORCH_CHECK_NOT_IMPLEMENTED(at::isIntegralType(input.scalar_type(), /*includeBool=*/false), kWords);
   const at::ScalarType type = input.scalar_type();
   const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;  // torch's has no kernels
-  if (!weights)  // counts are exact in any order
-    return at::bincount_symint(is_wide_unsigned ? input.to(at::kLong) : input, {}, std::move(minlength));
+  if (!weights) {  // counts are exact in any order; torch reads its input twice, and nobody may change it in between
+    const Tensor counted = is_wide_unsigned ? input.to(at::kLong) : input.is_cpu() ? input.clone() : input;
+    return at::bincount_symint(counted, {}, std::move(minlength));
+  }
   TORCH_SYM_CHECK(minlength.sym_ge(0), "minlength should be >= 0");
   TORCH_CHECK(input.dim() == 1, kWords);
   TORCH_CHECK(weights->dim() == 1 && TORCH_GUARD_OR_TRUE(weights->sym_size(0).sym_eq(input.sym_size(0))),

@@ -1,4 +1,4 @@
-// Private ops that show a plan without a GPU, for tests.
+// Private ops for tests: they show a plan without a GPU, and set what cuts the work.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -6,6 +6,8 @@
 #include <c10/cuda/CUDAFunctions.h>
 #endif
 
+#include "../cpu/exact.h"
+#include "../cpu/segment.h"
 #include "../plan/choice.h"
 #include "../plan/choose.h"
 #include "../problem/nest.h"
@@ -18,6 +20,7 @@ namespace {
 Reduction reduction_of(at::IntArrayRef sizes, at::IntArrayRef strides, at::IntArrayRef dims, at::ScalarType input,
                        at::ScalarType result, const Device& device = {}, int64_t address = 0) {
   TORCH_CHECK(sizes.size() == strides.size(), "strides: there must be as many as sizes");
+  for (int64_t size : sizes) TORCH_CHECK(size >= 0, "sizes: expected none below 0, but got ", sizes);
   const DimMask reduce = reduced_dims(dims, static_cast<int64_t>(sizes.size()));
   std::vector<InputDim> view(sizes.size());
   for (int64_t d = static_cast<int64_t>(sizes.size()) - 1, step = 1; d >= 0; --d) {
@@ -171,5 +174,7 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   m.def("_device(int index) -> str", &gpureduce::device_json);
   m.def("_choice_path(int index) -> str", &gpureduce::choice_file);
 #endif
+  m.def("_set_gathered_bytes(int bytes) -> int", &gpureduce::cpu::set_gathered_bytes);
+  m.def("_set_exact_additions(int most) -> int", &gpureduce::cpu::set_exact_additions);
   m.def("_build_info() -> str", &gpureduce::build_info);
 }

@@ -4,7 +4,17 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cstring>
+
 namespace gpureduce {
+
+at::Tensor own_copy(const at::Tensor& x) {
+  const at::Tensor own = allocate(x.sizes(), x.scalar_type(), x);
+  const bool as_it_is = x.is_cpu() && x.is_contiguous() && !x.is_neg() && x.numel() > 0;
+  if (as_it_is) std::memcpy(own.mutable_data_ptr(), x.const_data_ptr(), x.nbytes());
+  else own.copy_(x);
+  return own;
+}
 
 void warn_if_imaginary_is_lost(at::ScalarType input, at::ScalarType result) {
   if (at::isComplexType(input) && !at::isComplexType(result) && result != at::kBool) {
@@ -20,6 +30,8 @@ void check_out_dtype(const at::Tensor& out, at::ScalarType dtype) {
 void check_out_place(const at::Tensor& out, at::Device device) {
   TORCH_CHECK(out.device() == device, "Expected out tensor to have device ", device, ", but got ", out.device(), " instead");
   TORCH_CHECK(out.layout() == at::kStrided, "Expected out tensor to have strided layout, but got ", out.layout(), " instead");
+  TORCH_CHECK(!out._is_zerotensor(), "ZeroTensors are immutable. Please use the materialized zero tensor ",
+              "obtained using .clone() if you want a mutable tensor.");
 }
 
 void check_out_gradient(const char* function, const at::Tensor& self, const at::Tensor& out) {

@@ -25,6 +25,9 @@ at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tenso
 // A tensor as kernels read one without strides: contiguous, and no lazy view.
 inline at::Tensor plain(const at::Tensor& x) { return x.resolve_conj().resolve_neg().contiguous(); }
 
+// A contiguous copy of integers, which nobody else can change between a check of them and their use.
+at::Tensor own_copy(const at::Tensor& x);
+
 // Makes a real or complex `out` of a real or complex `x` with f(input, output), which takes real tensors: once for each part;
 // or once for both, which then lie in a last dim. The imaginary part for a real `x` is 0.
 template <class F>

@@ -97,7 +97,7 @@ void check_offsets(const char* name, const at::Tensor& offsets, c10::Device devi
 }
 
 at::Tensor checked_ends(const char* name, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, bool warns) {
-  const at::Tensor ends = plain(offsets);
+  const at::Tensor ends = data.is_cpu() ? own_copy(offsets) : plain(offsets);
   const Segments s = segments_of(data, ends, dim);
   if (data.is_cpu() && check_values(s, name) && warns)
     TORCH_WARN(name, "(): offsets: they do not begin with 0, and their sum is ", s.length, ", the size of dim", kNotLengths);

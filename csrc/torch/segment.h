@@ -26,7 +26,8 @@ void check_offsets(const char* name, const at::Tensor& offsets, c10::Device devi
 // offsets look like lengths.
 bool check_values(const Segments& s, const char* function);
 
-// The offsets as kernels read them, after the checks of their values. On a GPU the kernels check them. warns: of lengths.
+// The offsets as kernels read them, after the checks of their values. On a GPU the kernels check them as they read; on the CPU
+// they are a copy, as the caller's may change after the check. warns: of lengths.
 at::Tensor checked_ends(const char* name, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, bool warns);
 
 // --- parts of kernels, below autograd, for checked offsets ------------------------------------------------------------------

@@ -75,8 +75,10 @@ __device__ __forceinline__ void for_each_part(const SegmentTiles& tiles, int64_t
     const int rows = exists ? static_cast<int>(to - from) : 0;
 
     ExactTiny some{next, __shfl_sync(~0u, begin, 0), min(kLogTinyRows, log_width), 0};
+    // Segments lie side by side, but for offsets that someone changes meanwhile.
+    const bool is_near = static_cast<uint64_t>(begin - some.begin) <= kWarp << kLogTinyRows;
     const auto fit = [&](int log_each) {
-      return lane >> (log_height + log_each) != 0 || ((!exists || whole) && rows <= 1 << (kLogTinyRows - log_each));
+      return lane >> (log_height + log_each) != 0 || !exists || (whole && is_near && rows <= 1 << (kLogTinyRows - log_each));
     };
     while (some.log_each > 0 && !__all_sync(~0u, fit(some.log_each))) --some.log_each;
     if (some.log_each > 0) {

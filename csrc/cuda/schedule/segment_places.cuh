@@ -10,6 +10,7 @@
 
 #include "../../order.h"
 #include "../../plan/limits.h"
+#include "../../problem/index.h"
 
 namespace gpureduce::cuda {
 
@@ -34,13 +35,12 @@ struct SegmentTiles {
   int32_t weight;  // the cost of a segment besides its elements, in elements
   int64_t result_pitch;
 
-  __device__ __forceinline__ int64_t offset(int64_t i) const {
-    if (!offsets) return i;
-    return wide ? static_cast<const int64_t*>(offsets)[i] : static_cast<const int32_t*>(offsets)[i];
-  }
-  // Empty if there is no segment of this number.
+  __device__ __forceinline__ int64_t offset(int64_t i) const { return offsets ? integer_at(offsets, wide, i) : i; }
+  // Empty if there is no segment of this number, even if someone writes to the offsets meanwhile.
   __device__ __forceinline__ SegmentEnds ends(int64_t number) const {
-    return {offset(min(max(number, int64_t{0}), segments)), offset(min(max(number + 1, int64_t{0}), segments))};
+    const int64_t begin = offset(min(max(number, int64_t{0}), segments));
+    const int64_t end = offset(min(max(number + 1, int64_t{0}), segments));
+    return {begin, number >= 0 && number < segments ? end : begin};
   }
   // Clamped to the data, whatever the offsets are.
   __device__ __forceinline__ SegmentPlace place(int64_t number, const SegmentEnds& ends) const {

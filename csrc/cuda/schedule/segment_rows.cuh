@@ -66,14 +66,14 @@ class RowStream {
   __device__ __forceinline__ int start(int64_t row, int64_t length, int64_t begin, int64_t end) {
     // Stages begin at lines, in shared memory as in global memory.
     const int shift = misalignment<kInLine>(source_.base + row + begin), whole = shift / kInGranule * kInGranule;
-    wait(end_);
+    wait(INT32_MAX);
     begin_ = row + begin - shift;
     end_ = end > begin ? static_cast<int>(end - begin) + shift : 0;
     // Only granules whose elements are all of this row are copied; elements of the others are read one by one.
     low_ = shift - whole > begin ? whole + kInGranule : whole;
     const int past_end = misalignment<kInGranule>(source_.base + row + length);
     high_ = static_cast<int>(min(row + length - past_end - begin_, int64_t{(end_ + kInGranule - 1) / kInGranule * kInGranule}));
-    before_ += stages_;
+    before_ += filled_;
     stages_ = (end_ + kStage - 1) / kStage;
     filled_ = waited_ = 0;
     __syncwarp();
@@ -83,10 +83,11 @@ class RowStream {
     return shift;
   }
 
-  // Waits until all elements before a place have arrived.
+  // Waits until all elements before a place have arrived. Nobody waits for a stage that is not filled, wherever offsets that
+  // someone changes meanwhile say that a segment is.
   __device__ __forceinline__ void wait(int end) {
 #pragma unroll 1
-    for (; waited_ < stages_ && waited_ * kStage < end; ++waited_) {
+    for (; waited_ < filled_ && waited_ * kStage < end; ++waited_) {
 #if __CUDA_ARCH__ >= 900
       const uint32_t stage = before_ + waited_;
       wait_for_bytes(shared_.full + stage % kStages, stage / kStages & 1);
@@ -166,7 +167,7 @@ class RowStream {
   int64_t begin_ = 0;  // where place 0 is
   int end_ = 0, low_ = 0, high_ = 0;
   int stages_ = 0, filled_ = 0, waited_ = 0;
-  uint32_t before_ = 0;  // stages of earlier streams
+  uint32_t before_ = 0;  // stages of earlier streams, which have all arrived
 };
 
 // Elements of any dtype, read when they are needed. The accumulator is complex or an integer: real numbers are added in the
@@ -182,19 +183,20 @@ class RowStream<Converted<Acc>, Acc> {
 
   __device__ __forceinline__ RowStream(Shared&, const SegmentRowArgs<Converted<Acc>, Acc>& a)
       : source_(a.source), entries_(a.entries) {}
-  __device__ __forceinline__ int start(int64_t row, int64_t, int64_t begin, int64_t) {
+  __device__ __forceinline__ int start(int64_t row, int64_t length, int64_t begin, int64_t) {
     row_ = row;
     begin_ = begin;
+    last_ = length - 1;
     return 0;
   }
   __device__ __forceinline__ void wait(int) const {}
   __device__ __forceinline__ void release(int) const {}
   __device__ __forceinline__ auto taken(bool wanted, int place) const {
-    return source_.template load_if<1>(wanted, row_ + (wanted ? entries_.place(begin_ + place) : 0));
+    return source_.template load_if<1>(wanted, row_ + (wanted ? entries_.place(entry(place)) : 0));
   }
   __device__ __forceinline__ void weigh(bool wanted, int place, Acc& v) const {
     if (!wanted) return;
-    if (entries_.weights) entries_.weigh(begin_ + place, v);
+    if (entries_.weights) entries_.weigh(entry(place), v);
     if constexpr (kHolds)
       if (entries_.largest) v.re = exponentiated(v.re - largest_);
   }
@@ -204,10 +206,13 @@ class RowStream<Converted<Acc>, Acc> {
   __device__ __forceinline__ void hold(Real largest) { largest_ = largest; }
 
  private:
+  // An entry of the row, whatever became of the offsets since the tile was found.
+  __device__ __forceinline__ int64_t entry(int place) const { return min(max(begin_ + place, int64_t{0}), last_); }
+
   const Converted<Acc>& source_;
   const AnyRows<Acc>& entries_;
   Real largest_{};
-  int64_t row_ = 0, begin_ = 0;
+  int64_t row_ = 0, begin_ = 0, last_ = 0;
 };
 
 template <class Stream>
@@ -383,7 +388,8 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
           // Chunks of one segment. If it has other chunks, the second kernel joins them all.
           const SegmentPlace segment = t.place(base + at, {shuffle(lane_begin, at), shuffle(lane_end, at)});
           const bool rest = is_rest && at == 0;
-          const int64_t chunks = chunks_of(segment.length), c_end = rest ? chunk_end : segment.chunks_before(tile_end);
+          const int64_t chunks = chunks_of(segment.length);
+          const int64_t c_end = min(chunks, rest ? chunk_end : segment.chunks_before(tile_end));
           const bool complete = !rest && c_end == chunks;
           Acc lane_sum = padding<Acc>();
           hold_largest_of(at);
@@ -429,6 +435,7 @@ __global__ void __launch_bounds__(kWarp, is_converted<Source> ? kConvertedRowWar
       }
     }
   }
+  in.wait(INT32_MAX);  // a copy must not arrive after the block's end
 }
 
 constexpr int kJoinedByWarp = kWarp * kJoinRun;  // most chunks of a segment that a warp joins; else its block does
