@@ -118,7 +118,8 @@ class Row {
     if (call_.operands[kRowG].data) load(call_, kRowG, call_.along.offset(kRowG, index), g_);
     if (!call_.target) return;
     std::fill_n(g_, n_, A(0));
-    if (call_.target[index] >= 0) g_[call_.target[index]] = share;
+    const int64_t target = call_.target[index];
+    if (target >= 0 && target < n_) g_[target] = share;
   }
   const A* x() const { return x_; }
   RowElement<A> operator[](int64_t i) const { return {x_[i], g_[i], w_[i], b_[i]}; }

@@ -21,9 +21,10 @@ GPUREDUCE_HOST_DEVICE auto quotient(Acc sum, int64_t count) {
 GPUREDUCE_HOST_DEVICE float square_root(float x) { return sqrtf(x); }
 GPUREDUCE_HOST_DEVICE double square_root(double x) { return sqrt(x); }
 
-// The cube root, rounded to the nearest double. x is NaN or not negative.
+// The cube root, rounded to the nearest double; NaN of a negative number, which no sum of cubes is.
 inline GPUREDUCE_OUT_OF_LINE double cube_root(double x) {
   if (!(x < INFINITY) || x == 0) return x;
+  if (x < 0) return NAN;
   // x = u * 2^(3 * scale), with u from 1/8 to 1. The root of u is found with one bit more than a double has.
   int exponent = 0;
   const uint64_t digits = static_cast<uint64_t>(ldexp(frexp(x, &exponent), 53));
@@ -42,7 +43,7 @@ inline GPUREDUCE_OUT_OF_LINE double cube_root(double x) {
 }
 // A cube root within 4 units in the last place of a double rounds to the right float32: no cube root of a float32 is nearer
 // than 9 such units to the middle between two float32 (tests/test_model.py).
-inline GPUREDUCE_OUT_OF_LINE float cube_root(float x) { return static_cast<float>(cbrt(static_cast<double>(x))); }
+inline GPUREDUCE_OUT_OF_LINE float cube_root(float x) { return x < 0 ? NAN : static_cast<float>(cbrt(static_cast<double>(x))); }
 
 // Applies `finish` to an accumulator of `count` elements, in the accumulator's precision.
 template <class Acc>

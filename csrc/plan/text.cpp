@@ -77,6 +77,8 @@ Device Device::parse(const std::string& text) {
       return;
     }
     const int64_t number = number_of("device", key, value);
+    if (number == 0 && (key == "multiprocessors" || key == "bandwidth"))
+      throw std::invalid_argument("device: '" + key + "' needs a number above 0");
     if (key == "multiprocessors") device.multiprocessors = int_of("device", key, value);
     else if (key == "l2_bytes") device.l2_bytes = number;
     else if (key == "bandwidth") device.bandwidth = number;

@@ -89,9 +89,27 @@ ThreeTensors log_prob(const Tensor& logits, const Tensor& target, int64_t dim, i
   return results;
 }
 
+void check_log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim, const Tensor& m,
+                             const Tensor& log_sum) {
+  constexpr const char* kName = "_log_prob_backward";
+  check_target(kName, logits, target, dim);
+  TORCH_CHECK(grad.sym_sizes() == target.sym_sizes(), kName, "(): grad: expected the size ", target.sym_sizes(), ", but got ",
+              grad.sym_sizes());
+  const auto check = [&](const Tensor& x, const char* argument) {
+    TORCH_CHECK(x.device() == logits.device(), kName, "(): ", argument, ": expected to be on ", logits.device(), ", but is on ",
+                x.device());
+    real_dtype(x, kName);
+    TORCH_SYM_CHECK(x.sym_numel().sym_eq(target.sym_numel()), kName, "(): ", argument, ": expected a number for each of ",
+                    target.sym_numel(), " rows, but got ", x.sym_numel());
+  };
+  check(grad, "grad");
+  check(m, "m");
+  check(log_sum, "log_sum");
+}
+
 Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim, int64_t ignore_index,
                          const Tensor& m, const Tensor& log_sum) {
-  check_target("log_prob", logits, target, dim);
+  check_log_prob_backward(grad, logits, target, dim, m, log_sum);
   const Targets targets(target, ignore_index);
   targets.check(logits.size(c10::maybe_wrap_dim(dim, logits.dim())), "_log_prob_backward");
   const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
@@ -109,9 +127,9 @@ Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor&
   return found.contiguous();
 }
 
-Tensor log_prob_backward_meta(const Tensor&, const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt,
-                              const Tensor&, const Tensor&) {
-  check_target("log_prob", logits, target, dim);
+Tensor log_prob_backward_meta(const Tensor& grad, const Tensor& logits, const Tensor& target, int64_t dim, c10::SymInt,
+                              const Tensor& m, const Tensor& log_sum) {
+  check_log_prob_backward(grad, logits, target, dim, m, log_sum);
   return new_result(logits, logits.scalar_type());
 }
 

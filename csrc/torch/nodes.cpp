@@ -53,7 +53,9 @@ Accumulator accumulator_of_nodes(Operation op, at::ScalarType type) {
 }
 
 Tensor finish_meta(const Tensor& nodes, const std::string& operation, int64_t, at::ScalarType dtype) {
-  operation_of(operation);
+  const Operation op = operation_of(operation);
+  TORCH_CHECK(info(op).typing != Typing::truth || dtype == at::kBool || dtype == at::kByte, "_finish(): dtype: results of ",
+              operation, " are bool or uint8, not ", dtype);
   return at::empty_symint(nodes.sym_sizes(), nodes.options().dtype(dtype));
 }
 

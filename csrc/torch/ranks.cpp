@@ -13,6 +13,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 #include <tuple>
 
 #include "../order.h"
@@ -47,8 +48,14 @@ int64_t notice_bytes() { return kNoticeWords * sizeof(int64_t); }
 // assertion, for which the host does not wait. On an error, `report` becomes 1 and the notices. For a GPU it must be pinned.
 void expect_agreement(const at::Tensor& notices, const at::Tensor& mine, const at::Tensor& report) {
   const int64_t ranks = static_cast<int64_t>(notices.nbytes()) / notice_bytes();
-  TORCH_CHECK(static_cast<int64_t>(mine.nbytes()) == notice_bytes() && report.is_cpu() && report.scalar_type() == at::kLong &&
-                  report.numel() == 1 + ranks * kNoticeWords && mine.device() == notices.device(),
+  const auto are_words = [](const at::Tensor& x) {
+    return x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % sizeof(int64_t) == 0;
+  };
+  TORCH_CHECK(static_cast<int64_t>(notices.nbytes()) == ranks * notice_bytes() &&
+                  static_cast<int64_t>(mine.nbytes()) == notice_bytes() && report.is_cpu() &&
+                  report.scalar_type() == at::kLong && report.numel() == 1 + ranks * kNoticeWords &&
+                  mine.device() == notices.device() && are_words(notices) && are_words(mine) && are_words(report) &&
+                  (notices.is_cpu() || report.is_pinned()),
               "_expect_agreement: these are no notices and a report of them");
   const auto* all = static_cast<const int64_t*>(notices.const_data_ptr());
   const auto* own = static_cast<const int64_t*>(mine.const_data_ptr());

@@ -47,6 +47,50 @@ void run_call(const Call& call, const Tensor& like) {
   cpu::run(call);
 }
 
+// What a step computes with, and its numbers have.
+void check_computed(const char* name, at::ScalarType computed) {
+  TORCH_CHECK(computed == at::kFloat || computed == at::kDouble, name, ": expected to compute in float32 or float64, but got ",
+              computed);
+}
+
+// A number for each row, as kernels read them. Undefined if none is given.
+template <class Sizes>
+Tensor numbers_of(const char* name, const OptionalTensor& given, const Tensor& like, const Sizes& count, at::ScalarType dtype) {
+  if (!tensor_of(given).defined()) return {};
+  TORCH_CHECK(given->device() == like.device(), name, ": expected numbers of rows on ", like.device(), ", but got some on ",
+              given->device());
+  TORCH_CHECK(given->numel() == count, name, ": expected ", count, " numbers of rows, but got ", given->numel());
+  return plain(given->to(dtype));
+}
+
+// The dims of rows. Raises an error unless the operands fit x: the gradient has its sizes, and weights have its last dims, or 1
+// where they are the same along a dim.
+DimMask check_step(const Tensor& x, at::IntArrayRef dims, const Tensor& grad, std::array<Tensor, 2> weights,
+                   at::ScalarType computed, at::ScalarType dtype) {
+  constexpr const char* kName = "_row_step";
+  check_computed(kName, computed);
+  TORCH_CHECK(at::isFloatingType(dtype), kName, ": dtype: expected a floating one, but got ", dtype);
+  DimMask across(x.dim(), false);
+  for (int64_t d : dims) across[c10::maybe_wrap_dim(d, x.dim(), /*wrap_scalar=*/false)] = true;
+  const auto on_device = [&](const Tensor& t) {
+    TORCH_CHECK(t.device() == x.device(), kName, ": expected all tensors on ", x.device(), ", but got one on ", t.device());
+  };
+  if (grad.defined()) {
+    on_device(grad);
+    TORCH_CHECK(grad.sizes() == x.sizes(), kName, ": grad: expected the size ", x.sizes(), ", but got ", grad.sizes());
+  }
+  for (const Tensor& w : weights) {
+    if (!w.defined()) continue;
+    on_device(w);
+    const int64_t first = x.dim() - w.dim();
+    bool fits = first >= 0;
+    for (int64_t d = 0; fits && d < x.dim(); ++d)
+      fits = d < first ? !across[d] : w.size(d - first) == 1 || w.size(d - first) == x.size(d);
+    TORCH_CHECK(fits, kName, ": weights: expected the last sizes of ", x.sizes(), ", but got ", w.sizes());
+  }
+  return across;
+}
+
 Tensor row_step_meta(const Tensor& x, std::string_view, std::string_view, at::IntArrayRef, const OptionalTensor&,
                      const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                      const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, at::ScalarType,
@@ -60,9 +104,8 @@ Tensor row_step(const Tensor& x, std::string_view step, std::string_view functio
                 const OptionalTensor& grad, const OptionalTensor& weight, const OptionalTensor& bias,
                 const OptionalTensor& target, const OptionalTensor& mean, const OptionalTensor& r,
                 const OptionalTensor& first_share, const OptionalTensor& share, at::ScalarType computed, at::ScalarType dtype) {
+  const DimMask across = check_step(x, dims, tensor_of(grad), {tensor_of(weight), tensor_of(bias)}, computed, dtype);
   const Tensor y = new_result(x, dtype);
-  DimMask across(x.dim(), false);
-  for (int64_t d : dims) across[d] = true;
   RowStepCall call{};
   call.step = named<RowStep>(step, kSteps, "step");
   call.call = make_call(named<RowFunction>(function, kFunctions, "function"),
@@ -70,17 +113,14 @@ Tensor row_step(const Tensor& x, std::string_view step, std::string_view functio
   call.call.wide = computed == at::kDouble;
   std::array<Tensor, 4> numbers;
   const auto data_of = [&](size_t i, const OptionalTensor& given) -> void* {
-    if (!tensor_of(given).defined()) return nullptr;
-    numbers[i] = plain(given->to(computed));
-    TORCH_CHECK(numbers[i].numel() == call.call.rows, "_row_step: expected ", call.call.rows, " numbers, but got ",
-                numbers[i].numel());
-    return numbers[i].data_ptr();
+    numbers[i] = numbers_of("_row_step", given, x, call.call.rows, computed);
+    return numbers[i].defined() ? numbers[i].data_ptr() : nullptr;
   };
   call.call.mean = data_of(0, mean);
   call.call.r = data_of(1, r);
   call.first_share = data_of(2, first_share);
   call.share = data_of(3, share);
-  const Tensor index = tensor_of(target).defined() ? target->to(at::kLong).contiguous() : Tensor();
+  const Tensor index = numbers_of("_row_step", target, x, call.call.rows, at::kLong);
   if (index.defined()) call.call.target = index.const_data_ptr<int64_t>();
   if (y.numel() > 0) run_call(call, x);
   return y;
@@ -96,11 +136,13 @@ std::tuple<Tensor, Tensor> finish_rows_meta(const Tensor& sum, const OptionalTen
 // pass.
 std::tuple<Tensor, Tensor> finish_rows(const Tensor& sum, const OptionalTensor& other, std::string_view function,
                                        int64_t length, double eps, at::ScalarType dtype) {
+  check_computed("_finish_rows", dtype);
   const auto results = finish_rows_meta(sum, other, function, length, eps, dtype);
   RowFinishCall call{};
   call.function = named<RowFunction>(function, kFunctions, "function");
   const at::ScalarType given = call.function == RowFunction::layer_norm ? at::kDouble : dtype;
-  const Tensor sums = plain(sum.to(given)), others = tensor_of(other).defined() ? plain(other->to(given)) : Tensor();
+  const Tensor sums = plain(sum.to(given)), others = numbers_of("_finish_rows", other, sum, sum.numel(), given);
+  TORCH_CHECK(call.function != RowFunction::layer_norm || others.defined(), "_finish_rows: a layer_norm has means");
   call.wide = dtype == at::kDouble;
   call.rows = sums.numel();
   call.length = length;

@@ -19,6 +19,7 @@
 #endif
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <sstream>
 #include <tuple>
@@ -495,6 +496,11 @@ Normed norm(const Tensor& input, int64_t dims, const Weights& weights, double ep
   call.eps = eps;
   call.mean = centered ? mean.data_ptr() : nullptr;
   call.r = r.data_ptr();
+  if (call.length == 0) {  // no kernel runs; these are torch's
+    if (centered) mean.zero_();
+    r.fill_(std::numeric_limits<double>::quiet_NaN());
+    return results;
+  }
   run(call, input);
   return results;
 }
@@ -504,12 +510,30 @@ at::ScalarType dtype_of_weight(const Tensor& input, const Tensor& weight) {
 }
 
 template <bool centered>
+void check_norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r,
+                         const Weights& weights) {
+  const char* const name = kNormBackward<centered>;
+  check_backward(name, grad, input);
+  check_norm(name, input, dims, weights);
+  c10::SymInt rows = 1;
+  for (int64_t d = 0; d < input.dim() - dims; ++d) rows = rows * input.sym_size(d);
+  const auto check = [&](const Tensor& x, const char* argument) {
+    TORCH_CHECK(x.device() == input.device(), name, "(): ", argument, ": expected to be on ", input.device(), ", but is on ",
+                x.device());
+    real_dtype(x, name);
+    TORCH_SYM_CHECK(x.sym_numel().sym_eq(rows), name, "(): ", argument, ": expected a number for each of ", rows,
+                    " rows, but got ", x.sym_numel());
+  };
+  if (centered) check(mean, "mean");
+  check(r, "r");
+}
+
+template <bool centered>
 Gradients norm_backward(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r,
                         const Weights& weights, double, Wanted mask) {
   const char* const name = kNormBackward<centered>;
   const auto& [weight, bias] = weights;
-  check_backward(name, grad, input);
-  check_norm(name, input, dims, weights);
+  check_norm_backward<centered>(grad, input, dims, mean, r, weights);
   Gradients found;
   const DimMask across = last_dims(input, dims);
   const Tensor x = together(input, across, input), g = together(grad, across, input);
@@ -555,9 +579,9 @@ Tensor weight_like(const Tensor& input, int64_t dims, const Tensor& weight) {
 }
 
 template <bool centered>
-Gradients norm_backward_meta(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor&, const Tensor&,
+Gradients norm_backward_meta(const Tensor& grad, const Tensor& input, int64_t dims, const Tensor& mean, const Tensor& r,
                              const Weights& weights, double, Wanted mask) {
-  check_backward(kNormBackward<centered>, grad, input);
+  check_norm_backward<centered>(grad, input, dims, mean, r, weights);
   return {mask[0] ? new_result(input, input.scalar_type()) : Tensor(),
           mask[1] ? weight_like(input, dims, weights[0]) : Tensor(), mask[2] ? weight_like(input, dims, weights[1]) : Tensor()};
 }
