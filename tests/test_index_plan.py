@@ -281,7 +281,7 @@ def test_errors(device):
     for wrong, message in (
         ((index.float(), 3), r"^index_plan\(\): index: .*int64 or int32, but got Float"),
         ((index.byte(), 3), r"^index_plan\(\): index: .*but got Byte"),
-        ((index, -1), r"^index_plan\(\): size: .* not negative, but got -1"),
+        ((index, -1), r"^index_plan\(\): size: .*, but got -1"),
     ):
         for call in (index_plan, OPS._index_plan):
             with pytest.raises(RuntimeError, match=message):
@@ -404,7 +404,7 @@ def test_meta():
     assert (plan.order.shape, plan.size, plan.order.device.type) == ((6,), 4, "meta")
     with pytest.raises(RuntimeError, match="int64 or int32"):
         OPS._index_plan(values, 3)
-    with pytest.raises(RuntimeError, match="not negative"):
+    with pytest.raises(RuntimeError, match="from 0 to"):
         OPS._index_plan(index, -3)
 
 

@@ -228,7 +228,9 @@ def test_traced_layouts(name, layout, device):
         taken += 1
         found = [node.meta["val"] for node in tree_leaves(graph.output_node().args)]
         assert lie(found) == lie(before), f"call {i}"
-    assert taken > 0 or layout == "empty"
+    # On a GPU torch composes rms_norm of channels_last images of other functions.
+    left = (name, layout, device) == ("rms_norm", "channels_last", "cuda")
+    assert taken > 0 or layout == "empty" or left
 
 
 OURS = {

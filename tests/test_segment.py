@@ -1,6 +1,7 @@
 """What is segments' alone: lengths of all kinds packed beside each other, and their offsets."""
 
 import functools
+import gc
 import itertools
 import math
 import os
@@ -148,6 +149,7 @@ def allocated(call, device):
     """Bytes that a call allocates; on a GPU the most at a time."""
     call()
     if device == "cuda":
+        gc.collect()  # or what is freed during the call hides what it allocates
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -214,6 +214,7 @@ def named(error: Exception, function: str, given: Sequence[Any] = (), **others: 
     argument = text.partition(":")[0]
     if argument in others:
         text = others[argument] + text[len(argument) :]
+    text = re.sub(r"\b(\w+)(?= is on )", lambda found: others.get(found[1], found[1]), text)
     error.args = (f"{function}(): {text}", *error.args[1:])
     return error
 

@@ -91,8 +91,8 @@ constexpr Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
 }
 
 // A map of integers that maxima do not know has no kernel, so that its calls are refused.
-#define GPUREDUCE_REFUSED(name)                                                                                       \
-  static_assert((Map::name == Map::value || Map::name == Map::negative) ==                                            \
+#define GPUREDUCE_REFUSED(name)                                            \
+  static_assert((Map::name == Map::value || Map::name == Map::negative) == \
                 (kernel_for(DType::Int, Accumulator::largest_i64, Map::name) != nullptr));
 GPUREDUCE_MAPS(GPUREDUCE_REFUSED)
 #undef GPUREDUCE_REFUSED

@@ -31,9 +31,10 @@ at::Tensor powsum(const at::Tensor& self, const at::Scalar& ord, OptionalDtype d
 // Tensors by device and dtype, as indices in the list.
 using Groups = std::map<std::pair<c10::DeviceIndex, at::ScalarType>, std::vector<size_t>>;
 
-// True if a tensor is dense, so that its order in memory is the contract's order, and no gradient is needed.
+// True if a tensor is dense, so that its order in memory is the contract's order, and no gradient is needed. A ZeroTensor has
+// no memory.
 bool is_array(const at::Tensor& tensor) {
-  return tensor.is_cuda() && !at::isTensorSubclassLike(tensor) && tensor.layout() == at::kStrided &&
+  return tensor.is_cuda() && !at::isTensorSubclassLike(tensor) && tensor.layout() == at::kStrided && !tensor._is_zerotensor() &&
          tensor.is_non_overlapping_and_dense() && !(at::GradMode::is_enabled() && tensor.requires_grad()) &&
          !tensor._fw_grad(/*level=*/0).defined();
 }

@@ -285,11 +285,13 @@ struct Planning<planned, Reduction (*)(Args...)> {
   GPUREDUCE_SMALL static void remember(Args... args, int64_t candidate) {
     Reduction r = planned(args...);
     const Device& device = cuda::facts(first_of(args...).device());
-    remember_plan(r, device, static_cast<int>(candidate));
+    const int64_t plans = plans_of(r, first_of(args...).device());
+    TORCH_CHECK_INDEX(plans > 0 && candidate < plans, "candidate: expected one of ", plans, " plans, but got ", candidate);
+    remember_plan(r, device, static_cast<int>(std::max<int64_t>(candidate, -1)));
     if (r.addends != Addends::values) return;
     r.finish = Finish::quotient;  // a sum's plan serves means, too
     classify(r);
-    remember_plan(r, device, static_cast<int>(candidate));
+    remember_plan(r, device, static_cast<int>(std::max<int64_t>(candidate, -1)));
   }
 #endif
 };

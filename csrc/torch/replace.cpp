@@ -105,6 +105,7 @@ bool is_taken(const at::Tensor& self, OptionalDtype dtype) {
   constexpr OperationInfo row = info(op);
   const at::ScalarType type = self.scalar_type();
   if (!is_common(type) || has_names(self, 0) || self.dim() > static_cast<int64_t>(at::dim_bitset_size)) return false;
+  if (is_wide_unsigned(type) && self.is_cuda()) return false;  // torch has no kernels
   if (!takes_complex(op) && (at::isComplexType(type) || (dtype && at::isComplexType(*dtype)))) return false;
   if (row.typing == Typing::same && is_empty(self)) return false;
   if (row.typing == Typing::log && (!at::isFloatingType(type) || is_empty(self))) return false;

@@ -70,10 +70,11 @@ inline bool is_common(at::ScalarType type) {
          type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
 }
 
+inline bool is_wide_unsigned(at::ScalarType type) { return type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64; }
+
 // True for the common dtypes that torch's kernel on a device can return.
 inline bool is_result(at::ScalarType type, at::Device device) {
-  const bool is_wide_unsigned = type == at::kUInt16 || type == at::kUInt32 || type == at::kUInt64;
-  return is_common(type) && !is_wide_unsigned && (type != at::kComplexHalf || device.is_cuda());
+  return is_common(type) && !is_wide_unsigned(type) && (type != at::kComplexHalf || device.is_cuda());
 }
 
 // True if a tensor has named dims. Later versions of torch have none.
