@@ -247,7 +247,7 @@ AROUND = {"alone": nothing, "in a mode": BaseTorchFunctionMode, "without gradien
 
 @pytest.mark.parametrize("around", AROUND)
 def test_forms_of_torch(around, op, device):
-    """torch_reduce takes what torch takes, and refuses what it refuses, with its class, and its words after the name."""
+    """torch_reduce takes what torch takes, and refuses what it refuses, with its class and its words."""
     assert len(FORMS) > 500
     with warnings.catch_warnings(), AROUND[around]():
         warnings.simplefilter("ignore")
