@@ -585,11 +585,12 @@ def test_any_python_can_load_it():
         ["readelf", "--dyn-syms", "--wide", PACKAGE / ENTRY], capture_output=True, text=True, check=True
     ).stdout
     stable = """
-        _Py_Dealloc _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct PyErr_Fetch PyErr_Print
-        PyErr_Restore PyErr_SetString PyErr_WarnEx PyEval_RestoreThread PyEval_SaveThread PyExc_DeprecationWarning
-        PyExc_ImportError PyExc_UserWarning PyFloat_AsDouble PyFloat_Type PyList_GetItem PyList_Size PyList_Type
-        PyLong_AsLongLongAndOverflow PyLong_Type PyModule_Create2 PyObject_Call PyTuple_GetItem PyTuple_GetSlice
-        PyTuple_Size PyTuple_Type
+        _Py_Dealloc _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct PyBytes_AsString
+        PyDict_GetItemString PyErr_Clear PyErr_Fetch PyErr_Print PyErr_Restore PyErr_SetString PyErr_WarnEx
+        PyEval_RestoreThread PyEval_SaveThread PyExc_DeprecationWarning PyExc_ImportError PyExc_UserWarning
+        PyFloat_AsDouble PyFloat_Type PyList_GetItem PyList_Size PyList_Type PyLong_AsLongLongAndOverflow
+        PyLong_Type PyModule_Create2 PyObject_Call PyObject_CallNoArgs PyObject_GetAttrString PySys_GetObject
+        PyTuple_GetItem PyTuple_GetSlice PyTuple_Size PyTuple_Type PyUnicode_AsUTF8String
     """
     needed = set(re.findall(r"UND +(_?Py\w+)", symbols))
     assert "PyModule_Create2" in needed and needed <= set(stable.split())
