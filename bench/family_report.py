@@ -236,8 +236,8 @@ def ratios_of(results, name):
 def summary(all_results, root):
     """The table of functions: of torch's times over ours in an operation's cells the mean, least and largest.
 
-    Of the GPUs of which something was measured on today's sources; or of all, if there is none. Among these, of those
-    on which the most functions were measured.
+    It takes the GPUs with results on today's sources, or all GPUs if there is none; and of these the ones on which
+    the most functions were measured.
     """
     today = {r["gpu"] for r in all_results if not provenance.changed(provenance.sources(r, "cuda"), root)}
     measured = [results for results in all_results if results["gpu"] in today] or all_results
