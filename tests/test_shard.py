@@ -81,7 +81,7 @@ def refused(group):
         (TypeError, r"sum\(\): 'out' cannot be given beside a Shard", lambda: torch_reduce.sum(shard, out=x[0])),
         (TypeError, "no implementation found|Multiple dispatch failed", lambda: torch.sum(shard)),
         (TypeError, r"^explain\(\): argument 'input' must be Tensor, not Shard", lambda: torch_reduce.explain(shard)),
-        (TypeError, "invalid combination of arguments", lambda: torch_reduce.sum(shard, rows=1)),
+        (TypeError, r"^sum\(\): there is no argument 'rows'", lambda: torch_reduce.sum(shard, rows=1)),
         (TypeError, r"segment_sum\(\): it is the tensor to", lambda: torch_reduce.segment_sum(x, Shard(x[0]))),
         (TypeError, r"amax\(\) got an unexpected keyword", lambda: torch_reduce.amax(shard, 1, dtype=torch.int8)),
         (ValueError, r"weighted_sum\(\): two Shards", lambda: torch_reduce.weighted_sum(shard, Shard(x, 1, group))),
