@@ -21,7 +21,7 @@ import report
 ROOT = provenance.ROOT
 sys.path.insert(0, str(ROOT))
 from torch_reduce import ladder  # noqa: E402
-from torch_reduce.ladder import _climb, _step  # noqa: E402
+from torch_reduce.ladder import _climb, _step, _whole  # noqa: E402
 from torch_reduce.ladder import _lessons as lessons  # noqa: E402
 
 START, FOLDER = "docs/ladder.md", "docs/ladder"
@@ -476,6 +476,36 @@ def step_picture(name):
     return _step.svg(found, _step.steps_of(found))
 
 
+# --- whole programs ---------------------------------------------------------------------------------------------------
+
+
+def program(marker):
+    """Of a marker "program sum": the source of programs/sum.cu; of "ran sum": what it prints, emulated."""
+    kind, name = marker.split()
+    file = _whole.FIRST.parent / f"{name}.cu"
+    if kind == "program":
+        return ["```cuda", *file.read_text(encoding="utf-8").rstrip().splitlines(), "```", ""]
+    ran = _whole.run(file)
+    text = [part for line in [*ran.printed.splitlines(), *_whole.report(ran)] for part in wrapped(line, "    ")]
+    return ["```", *text, "```", ""]
+
+
+def balance(slug, results):
+    """How many instructions a thread has time for while one float arrives: of the ceiling, and of a kernel that only
+    computes."""
+    climb = results["climb"]
+    step = next(step for step in climb["rungs"] if step["name"] == "long_by_warp")
+    floats = climb["ceiling"]["gbps"] / 4  # in a nanosecond
+    instructions = step["elements"] * step["counters"]["instructions per warp"] / _climb.kernel_us(step) / 1e3
+    text = (
+        f"{results['gpu']}, {results['date']}: a kernel that only reads gets {climb['ceiling']['gbps']:,.0f} GB/s, "
+        f"which is {floats:,.0f} floats in a nanosecond. `long_by_warp` of chapter 5, which only computes, does "
+        f"{instructions:,.0f} instructions of threads in a nanosecond. So there is time for "
+        f"{instructions / floats:.0f} instructions while one float arrives, and the sum needs one of them."
+    )
+    return [*wrapped(text), ""]
+
+
 # --- the pages in other languages -------------------------------------------------------------------------------------
 
 FEW = (  # the rungs of their table
@@ -521,6 +551,7 @@ PARTS = {  # made of the results that are shown
     **{f"{t.split(':')[0]} then": lambda slug, results, title=t: lesson(slug, results, title) for t in _climb.LESSONS},
     "Chapter 5 then": lambda slug, results: profiled_only(slug, results, 5),
     "before": before,
+    "balance": balance,
     "blocks": blocks,
     "lesson blocks": lesson_blocks,
     "elements": elements,
@@ -563,6 +594,7 @@ def documents(root, all_results):
         parts[name] = make(all_results) if all_results else UNMEASURED
     for path, text in made.items():
         parts |= {name: who_adds_what(name) for name in re.findall(r"<!-- ladder:(steps [^>]+) -->", text)}
+        parts |= {name: program(name) for name in re.findall(r"<!-- ladder:((?:program|ran) \w+) -->", text)}
         names = re.findall(r"<!-- ladder:([^>]+) -->", text)
         if unknown := set(names) - set(parts):
             raise ValueError(f"{path} has markers for {', '.join(unknown)}, which nothing is made for, or another page")
@@ -576,6 +608,7 @@ def documents(root, all_results):
     made["README.md"] = report.fill(start, "ladder:summary", lines or UNMEASURED, NOTE)
     drawn = {name for text in made.values() for name in re.findall(r"images/steps-(\w+)\.svg", text)}
     made |= {f"docs/images/steps-{name}.svg": step_picture(name) for name in sorted(drawn)}
+    made |= {f"docs/images/idea-{name}.svg": draw() for name, draw in pictures.IDEAS.items()}
     for slug, results in shown:
         made[f"docs/images/ladder-{slug}.svg"] = pictures.ladder(results, ladder.rungs())
         made |= {f"docs/{picture_path(slug, number)}": draw_chapter(results, number) for number in SHOWN}

@@ -405,6 +405,99 @@ def _chapter_cell(column, value, x, y, colour):
     return [mark, _text(end + (9 if column.log else 5), y + 13, column.text(value), font_size=10)]
 
 
+# --- an idea of the course ----------------------------------------------------------------------------------
+
+BOX_W, BOX_H, RISE = 40, 20, 44
+IDEA = ("#d6e6f2", "#f6dfc4", "#d5ecd9", "#ecd9ec")  # the ground of boxes
+
+
+def _box(x, y, text, fill=IDEA[0], width=BOX_W):
+    """A box whose middle is x, with its text."""
+    ground = _rect(x - width / 2, y, width, BOX_H, fill, stroke="#8c959f", rx=3)
+    return [ground, _text(x, y + 14, text, "middle", fill="#222222")]
+
+
+def _joins(nodes, y, names, colour=None):
+    """A level of a tree: nodes (x, y, label) two by two become one below, at y; (what is drawn, the new nodes)."""
+    parts, found = [], []
+    for (left, right), name in zip(zip(nodes[::2], nodes[1::2], strict=True), names, strict=True):
+        x = (left[0] + right[0]) / 2
+        for node in (left, right):
+            parts.append(_line([(node[0], node[1] + BOX_H), (x, y)], "#8c959f", stroke_width=1.4))
+        found.append((x, y))
+        parts += _box(x, y, name, colour or IDEA[1])
+    return parts, found
+
+
+def _tree(nodes, names, step="step {}", left=None):
+    """All levels of a tree over nodes; `names` of each node's elements, which an inner node joins."""
+    parts, level = [], 1
+    while len(nodes) > 1:
+        y = nodes[0][1] + RISE
+        names = [f"{a.split('–')[0]}–{b.split('–')[-1]}" for a, b in zip(names[::2], names[1::2], strict=True)]
+        drawn, nodes = _joins(nodes, y, names)
+        parts += drawn
+        if left is not None:
+            parts.append(_text(left, y + 14, step.format(level)))
+        level += 1
+    return parts, nodes
+
+
+def idea_tree():
+    """A chain and a tree over eight numbers."""
+    title = "Eight numbers: seven additions in a chain of seven steps, or in a tree of three"
+    parts, left, pitch = [_text(MARGIN, 28, title, font_size=14, font_weight="bold")], 100, 52
+    names = "abcdefgh"
+    top = 52
+    parts += [_text(MARGIN, top + 14, "chain"), _text(MARGIN, top + 30, "7 steps", fill="#666666")]
+    for i, name in enumerate(names):
+        parts += _box(left + i * pitch, top, name)
+    at = (left, top)
+    for i in range(1, len(names)):
+        x, y = left + i * pitch, top + 14 + 26 * i
+        parts.append(_line([(at[0], at[1] + BOX_H), (x, y)], "#8c959f", stroke_width=1.4))
+        parts.append(_line([(x, top + BOX_H), (x, y)], "#8c959f", stroke_width=1.4))
+        parts += _box(x, y, f"+{i}", IDEA[1])
+        at = (x, y)
+    top = at[1] + 56
+    parts += [_text(MARGIN, top + 14, "tree"), _text(MARGIN, top + 30, "3 steps", fill="#666666")]
+    nodes = [(left + i * pitch, top) for i in range(len(names))]
+    for (x, y), name in zip(nodes, names, strict=True):
+        parts += _box(x, y, name)
+    drawn, last = _tree(nodes, list(names), left=left + len(names) * pitch)
+    return _document(left + len(names) * pitch + 70, last[0][1] + BOX_H + MARGIN, title, [*parts, *drawn])
+
+
+def idea_lanes():
+    """The engine's order, small: 8 lanes instead of 512, 16 elements a chunk instead of 4096, two chunks."""
+    title = "The engine's order with 8 lanes and chunks of 16 (it has 512 lanes and chunks of 4096): 32 elements"
+    parts, left, pitch, chunk = [_text(MARGIN, 28, title, font_size=14, font_weight="bold")], 110, 48, 8 * 48 + 40
+    sums, top = [], 60
+    for number in range(2):
+        first = left + number * chunk
+        parts.append(_text(first - BOX_W / 2, top - 8, f"chunk {number}", font_weight="bold"))
+        nodes = []
+        for lane in range(8):
+            x = first + lane * pitch
+            for row in range(2):
+                parts += _box(x, top + row * 24, f"x{16 * number + 8 * row + lane}")
+            parts.append(_line([(x, top + 44), (x, top + 64)], "#8c959f", stroke_width=1.4))
+            parts += _box(x, top + 64, f"lane {lane}", IDEA[2])
+            nodes.append((x, top + 64))
+        drawn, last = _tree(nodes, [str(lane) for lane in range(8)])
+        parts += drawn
+        sums += last
+    bottom = sums[0][1] + RISE
+    drawn, last = _joins(sums, bottom, ["sum"], IDEA[3])
+    parts += drawn
+    for y, text in ((top + 28, "elements"), (top + 78, "lanes: one"), (top + 92, "after the other"),
+                    (top + 64 + RISE + 14, "tree: lanes"), (bottom + 14, "tree: chunks")):  # fmt: skip
+        parts.append(_text(MARGIN, y, text, fill="#666666"))
+    return _document(left + 2 * chunk, bottom + BOX_H + MARGIN, title, parts)
+
+
+IDEAS = {"tree": idea_tree, "lanes": idea_lanes}
+
 # --- one row's sum in growing batches -----------------------------------------------------------------------
 
 PATTERN_W, PATTERN_H = 23, 22

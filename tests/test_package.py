@@ -1153,6 +1153,7 @@ sysconfig.get_config_var = lambda name: {int(free_threaded)} if name == "Py_GIL_
     assert {f"torch_reduce/{name}" for name in (CORE.name, GLUE.name, "_build.json", "__init__.py")} <= set(names)
     assert {path.relative_to(PACKAGE.parent).as_posix() for path in PACKAGE.rglob("*.py")} <= set(names)
     course = {"sources/ladder/readme.md", "emulator/emulator.cpp", "emulator/cuda_runtime.h", "_emulate.py"}
+    course.add("programs/sum.cu")
     course |= {f"exercises/{path.name}" for path in (PACKAGE / "ladder" / "exercises").glob("*.cu")}
     assert {f"torch_reduce/ladder/{name}" for name in course} <= set(names)
     version = sysconfig.get_config_var("py_version_nodot")

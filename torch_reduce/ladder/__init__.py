@@ -8,6 +8,7 @@
     python -m torch_reduce.ladder show neighbored                  its source
     python -m torch_reduce.ladder step neighbored --block 8        who adds what, step by step
     python -m torch_reduce.ladder try mine.cu                      your kernel: right or wrong, races, counters
+    python -m torch_reduce.ladder program sum.cu                   a whole program with its main(), on the CPU
     python -m torch_reduce.ladder exercise                         the exercises; with a number, one of them
 
 Each rung is one file of ``csrc/ladder/``; its head says what it maps to threads, what is new in it, what that removes,

@@ -247,9 +247,15 @@ def build(units: list[tuple[str, str]], say=None, include: Path | None = None) -
     own.append(((folder / "rung.cpp").read_text(encoding="utf-8"), "rung"))
     jobs = [(text, name, PROGRAM_FLAGS) for text, name in own]
     beside = ["-I", str(include)] if include else []  # for headers that a learner's file includes
-    _, extra = compiler()  # its error, and that of headers(), once, and not from every thread
-    headers()
+    _, extra = compiler()
     jobs += [(text, name, [*KERNEL_FLAGS, *extra, *beside]) for name, text in units]
+    return link(jobs, say)
+
+
+def link(jobs: list[tuple[str, str, list[str]]], say=None) -> Path:
+    """The program of several (text, name, flags); see build()."""
+    compiler()  # its error, and that of headers(), once, and not from every thread
+    headers()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = [pool.submit(compile_object, *job) for job in jobs]
         for done, _ in enumerate(concurrent.futures.as_completed(waiting), 1):
@@ -345,7 +351,11 @@ def run_program(program: Path, name: str, arguments: list[str], seconds: float =
     It says it on its standard output. What a kernel prints goes to the standard error: see emulator.cpp. CannotEmulate
     where this machine gives it too little address space.
     """
-    done = execute([program, name, *arguments], seconds)
+    return said_by(execute([program, name, *arguments], seconds))
+
+
+def said_by(done: Executed) -> dict:
+    """The dict that a program wrote; see run_program()."""
     if done.stopped:
         return {"fault": f"it does not end: {done.stopped}"}
     try:

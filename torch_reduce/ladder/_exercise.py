@@ -146,12 +146,6 @@ def found_lines(task: Exercise) -> tuple[set[int], _emulate.Emulated]:
     return lines, runs[1] if runs[1].races or runs[1].wrong else runs[0]
 
 
-def counters_text(found: _emulate.Emulated) -> str:
-    """What the table of `run` shows, in one line."""
-    shown = [name for name in _figures.COLUMNS if name in found.counters]
-    return ", ".join(f"{name} {_figures.cell(name, found.counters)}" for name in shown)
-
-
 def check_prediction(task: Exercise, answer: str) -> Checked:
     """Compares a number, with or without %, or the word none."""
     given = answer.strip().removesuffix("%").strip().lower()
@@ -171,7 +165,7 @@ def check_prediction(task: Exercise, answer: str) -> Checked:
         for mistake, reason in task.mistakes.items():
             same = given == mistake if "none" in (given, mistake) else abs(value - float(mistake)) <= 0.1
             lines += [reason[0].upper() + reason[1:]] * same
-    return Checked(right, [*lines, f"emulated: {counters_text(found)}"])
+    return Checked(right, [*lines, f"emulated: {_figures.line(found.counters)}"])
 
 
 def check_lines(task: Exercise, answer: str) -> Checked:
@@ -183,7 +177,7 @@ def check_lines(task: Exercise, answer: str) -> Checked:
     if given == wanted:
         findings = map(str, [*found.races, *found.wrong])
         lines = [f"right: {', '.join(map(str, sorted(wanted)))}.", *findings]
-        return Checked(True, [*lines, f"emulated: {counters_text(found)}"])
+        return Checked(True, [*lines, f"emulated: {_figures.line(found.counters)}"])
     known = len(given & wanted)
     parts = [f"{known} of the {len(wanted)} lines are right"] if len(wanted) > 1 else []
     if extra := sorted(given - wanted):
@@ -231,7 +225,7 @@ def check_kernel(task: Exercise, file: Path, blocks=_try.BLOCKS, odd=_try.ODD) -
         said = "right: every sum, without a race or a wrong access."
     lines = [said, *lacks, *_try.report(verdict)]
     if verdict.sample and not verdict.sample.fault:
-        lines.append(f"emulated, blocks of {verdict.sample.block}: {counters_text(verdict.sample)}")
+        lines.append(f"emulated, blocks of {verdict.sample.block}: {_figures.line(verdict.sample.counters)}")
     return Checked(verdict.right and not lacks, lines)
 
 

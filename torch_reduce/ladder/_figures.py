@@ -94,3 +94,8 @@ def number_text(counter: str, value: float | None) -> str:
 def cell(counter: str, found: dict[str, float]) -> str:
     """The same in a table, where a dash stands for none."""
     return number_text(counter, found[counter]) if counter in found else "–"
+
+
+def line(found: dict[str, float]) -> str:
+    """What the table of `run` shows, in one line."""
+    return ", ".join(f"{name} {cell(name, found)}" for name in COLUMNS if name in found)

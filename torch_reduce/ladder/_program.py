@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from torch_reduce.ladder import _emulate, _exercise, _figures, _step, _try, rungs, source
+from torch_reduce.ladder import _emulate, _exercise, _figures, _step, _try, _whole, rungs, source
 
 DTYPES = ["float32", "float64", "int32", "int64"]
 EXAMPLES = {
@@ -16,6 +16,7 @@ EXAMPLES = {
     "show": "show neighbored",
     "step": "step neighbored --block 8\n  {} step interleaved --block 8 --svg interleaved.svg",
     "try": "try mine.cu",
+    "program": "program torch_reduce/ladder/programs/sum.cu",
     "exercise": "exercise 3\n  {} exercise 3 mended.cu",
 }
 CALLED = _emulate.COMMAND
@@ -184,6 +185,10 @@ def parser() -> argparse.ArgumentParser:
     trying.add_argument("--elements", type=_number, help="elements per thread; found out unless told")
     trying.add_argument("--dtype", choices=DTYPES, default="float32", help="for a template")
 
+    whole_program = action("program", "compile a whole CUDA program, with its main(), and run it on the CPU")
+    whole_program.add_argument("file", type=Path)
+    whole_program.add_argument("arguments", nargs="*", help="for the program")
+
     exercising = action("exercise", "list the exercises, show one, or check an answer")
     exercising.add_argument("number", nargs="?", type=int)
     exercising.add_argument("answer", nargs="?", help="a number, a word, lines, or a file, as the exercise asks")
@@ -203,6 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
         "show": lambda: print(source(options.name), end="") or 0,
         "step": lambda: _step.main(options),
         "try": lambda: _try.main(options),
+        "program": lambda: _whole.main(options),
         "exercise": lambda: _exercise.main(options),
     }
     try:

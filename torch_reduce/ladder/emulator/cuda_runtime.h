@@ -48,7 +48,12 @@ struct Launch {
     (void)stream;
   }
 };
-void launch(const char* kernel, const Launch& how, const std::function<void()>& body);
+void launch_threads(const char* kernel, const Launch& how, const std::function<void()>& body);
+template <class F>
+void launch(const char* kernel, const Launch& how, const F& body) {
+  launch_threads(kernel, how,
+                 std::cref(body));  // not a copy: what a kernel's arguments are read from stays on the host's stack
+}
 
 // `__shared__ T name[8]`: the same memory for all threads of a block. `id` tells the declarations apart.
 void* shared(int id, size_t size, size_t align, const char* name);
@@ -281,17 +286,40 @@ inline int4 make_int4(int x, int y, int z, int w) { return emulate_vector<int4>(
 inline double2 make_double2(double x, double y) { return emulate_vector<double2>(x, y); }
 inline long long clock64() { return 0; }
 
-// The host's side, as far as a program around a kernel needs it to compile. Nothing of it is run.
+// The host's side. Around a kernel that is tried it has to compile and is not run; of a whole program, with EMULATE_WHOLE,
+// host.cpp does what it asks for.
 using cudaError_t = int;
 using cudaStream_t = void*;
 using cudaEvent_t = void*;
-constexpr cudaError_t cudaSuccess = 0;
+constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1;
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 struct cudaDeviceProp {
   char name[256];
   int multiProcessorCount, maxThreadsPerBlock, warpSize;
   size_t sharedMemPerBlock;
 };
+#ifdef EMULATE_WHOLE
+namespace emulate {
+template <class T>
+constexpr size_t size_of = sizeof(T);
+template <>
+inline constexpr size_t size_of<void> = 4;
+cudaError_t take(void** where, size_t bytes, size_t element, const char* name, int line);
+cudaError_t give_back(void* where, int line);
+cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, int line);
+cudaError_t set(void* where, int value, size_t bytes, int line);
+cudaError_t last_error();
+}  // namespace emulate
+#define cudaMalloc(where, bytes)                                                                                             \
+  ::emulate::take((void**)(where), bytes, ::emulate::size_of<std::remove_pointer_t<std::remove_pointer_t<decltype(where)>>>, \
+                  #where, __LINE__)
+#define cudaFree(where) ::emulate::give_back(where, __LINE__)
+#define cudaMemcpy(...) ::emulate::copy(__VA_ARGS__, __LINE__)
+#define cudaMemset(...) ::emulate::set(__VA_ARGS__, __LINE__)
+#define cudaGetLastError() ::emulate::last_error()
+#define cudaPeekAtLastError() ::emulate::last_error()
+inline const char* cudaGetErrorString(cudaError_t error) { return error ? "invalid argument" : "no error"; }
+#else
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
@@ -305,6 +333,7 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 inline cudaError_t cudaMemset(void* where, int value, size_t bytes) { return std::memset(where, value, bytes), cudaSuccess; }
+#endif
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaDeviceReset() { return cudaSuccess; }
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }

@@ -30,7 +30,7 @@ dim3 threadIdx(0, 0, 0), blockIdx(0, 0, 0), blockDim, gridDim;
 
 namespace emulate {
 
-bool descending = false, traced = false, in_step = false;
+bool descending = false, traced = false, in_step = false, whole = false;
 int64_t sampled = 16;
 
 namespace {
@@ -56,6 +56,8 @@ constexpr size_t kMostEvents = 1 << 20;                            // kept at a 
 struct Array {
   std::string name;
   size_t begin, bytes, element;  // begin: an offset in the memory
+  mutable bool filled = true;    // something has been put there
+  bool taken = false;            // by cudaMalloc: to be freed
 };
 
 char* memory = nullptr;  // shared memory, then global memory
@@ -174,6 +176,7 @@ std::vector<Fiber> fibers;
 alignas(16) char slots[kMostThreads][16];
 jmp_buf scheduler;
 Fiber* current = nullptr;
+const char *stacks = nullptr, *host_frame = nullptr;  // of all fibers; and where the host's stack ends in a launch
 const std::function<void()>* body = nullptr;
 int64_t launches = 0, block_number = 0;
 bool counted = false, fenced = false;
@@ -205,12 +208,13 @@ void resume(unsigned thread) {
 void make_fibers() {
   if (!fibers.empty()) return;
   fibers.resize(kMostThreads);
-  char* stacks = static_cast<char*>(
+  char* const mapped = static_cast<char*>(
       mmap(nullptr, kMostThreads * kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  if (stacks == MAP_FAILED) fault("no memory for the threads' stacks");
+  if (mapped == MAP_FAILED) fault("no memory for the threads' stacks");
+  stacks = mapped;
   for (unsigned t = 0; t < kMostThreads; ++t) {
     getcontext(&fibers[t].start);
-    fibers[t].start.uc_stack.ss_sp = stacks + t * kStack;
+    fibers[t].start.uc_stack.ss_sp = mapped + t * kStack;
     fibers[t].start.uc_stack.ss_size = kStack;
     fibers[t].start.uc_link = nullptr;
     makecontext(&fibers[t].start, live, 0);
@@ -377,10 +381,39 @@ void check_order(size_t offset, const Touch& now, bool writes) {
   }
 }
 
+#ifdef __linux__
+extern "C" char __executable_start, _end;
+#endif
+
+// Of a whole program: ends it where the host touches the GPU's memory, or a kernel the host's. A kernel may read its arguments,
+// which lie on the host's stack, constants, and its own stack.
+void check_side(const void* where, size_t offset, bool writes, uintptr_t place) {
+  const bool global = offset < kShared + kGlobal;
+  const std::string does = writes ? " writes " : " reads ";
+  if (!current) {
+    if (global)
+      fault("the host" + does + name_of(offset) + ", which is in the GPU's memory: only kernels and cudaMemcpy reach it",
+            place);
+    return;
+  }
+  const char* const at = static_cast<const char*>(where);
+  const bool own = at >= stacks && at < stacks + kMostThreads * kStack, argument = at >= host_frame && !writes;
+#ifdef __linux__
+  const bool constant = at >= &__executable_start && at < &_end;
+#else
+  const bool constant = true;
+#endif
+  if (global || own || argument || constant) return;
+  fault("thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) + does +
+            "the host's memory: a kernel reaches only what cudaMalloc gave",
+        place);
+}
+
 void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t place) {
-  if (!current || !memory) return;
+  if (!memory || (!current && !whole)) return;
   const size_t offset = static_cast<size_t>(static_cast<const char*>(where) - memory);
-  if (offset >= kShared + kGlobal) return;  // a local variable, or the host's memory
+  if (whole) check_side(where, offset, writes, place);
+  if (!current || offset >= kShared + kGlobal) return;  // the host, or a local variable
   if (in_step) {
     current->wait = kAtAccess;
     yield();
@@ -407,6 +440,11 @@ void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t pl
       if (wrong_accesses.size() > 20) fault("too many writes outside of arrays", place);
     }
   } else {
+    if (!shared && !array->filled && !writes)
+      wrong_access(place, "not filled",
+                   "thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) + " reads " +
+                       name_of(offset) + ", and nothing has been copied or written to " + array->name);
+    array->filled |= writes;
     if (shared && !writes) {
       bool known = true;
       for (size_t i = 0; i < size; ++i) known &= written[offset + i];
@@ -520,7 +558,8 @@ unsigned thread() { return threadIdx.x; }
 unsigned lane() { return threadIdx.x % 32; }
 void* slot(unsigned thread) { return slots[thread]; }
 
-void launch(const char* kernel, const Launch& how, const std::function<void()>& run) {
+void launch_threads(const char* kernel, const Launch& how, const std::function<void()>& run) {
+  host_frame = static_cast<const char*>(__builtin_frame_address(0));
   make_memory();
   make_fibers();
   written.resize(kShared);
@@ -659,6 +698,42 @@ void* allocate(size_t bytes, size_t element, const char* name) {
   return where;
 }
 
+size_t room(const void* where) {
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(where) - memory);
+  const Array* array = memory && offset >= kShared && offset < kShared + kGlobal ? find(global_arrays, offset) : nullptr;
+  return array ? array->begin + array->bytes - offset : 0;
+}
+
+void* take(size_t bytes, size_t element, const char* name) {
+  void* where = allocate(bytes, element, name);
+  global_arrays.back().filled = false;
+  global_arrays.back().taken = true;
+  std::memset(where, 0xff, bytes);  // as floats: not a number
+  return where;
+}
+
+void fill(const void* where) {
+  if (const Array* array = find(global_arrays, static_cast<size_t>(static_cast<const char*>(where) - memory)))
+    array->filled = true;
+}
+
+bool release(void* where) {
+  const auto found = std::find_if(global_arrays.begin(), global_arrays.end(),
+                                  [&](const Array& array) { return array.taken && memory + array.begin == where; });
+  if (found == global_arrays.end()) return false;
+  global_arrays.erase(found);
+  return true;
+}
+
+std::vector<std::string> arrays() {
+  std::vector<std::string> names;
+  for (const Array& array : global_arrays)
+    if (array.taken) names.push_back(array.name);
+  return names;
+}
+
+void complain(const std::string& text, int line) { wrong_access(0, text, text, line); }
+
 namespace {
 
 std::string quoted(const std::string& text) { return "\"" + text + "\""; }
@@ -741,9 +816,10 @@ void on_crash(int signal, siginfo_t* info, void* context) {
   (void)context;
 #endif
   (void)info;
-  fault("thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) +
-            (signal == SIGFPE ? " divides an integer by 0"
-                              : " touches memory that is not there, or needs more than 64 KiB of stack"),
+  const std::string who =
+      current ? "thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) : "the host";
+  fault(who + (signal == SIGFPE ? " divides an integer by 0"
+                                : " touches memory that is not there, or needs more than 64 KiB of stack"),
         place);
 }
 

@@ -1,0 +1,117 @@
+"""Whole CUDA programs on the CPU: the one of chapter 0, and what is said of the faults that a newcomer makes in it."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from torch_reduce.ladder import _emulate, _program, _whole
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEXT = _whole.FIRST.read_text(encoding="utf-8").replace("n = 1000000", "n = 10000").replace("4500000", "45000")
+
+try:
+    _emulate.compiler()
+except _emulate.CannotEmulate as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+def changed(folder, *pairs):
+    """The program with texts replaced, each of them there once; and shorter, so that it runs at once."""
+    text = TEXT
+    for before, after in pairs:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    path = folder / "mine.cu"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def line_of(path, part):
+    return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if part in line)
+
+
+def test_the_program_of_chapter_0():
+    """In a clone, with Python's own library: what it prints, its counters, and its exit status."""
+    command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), "program", str(_whole.FIRST)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    printed, counters = done.stdout.splitlines()
+    assert printed == "the sum is 4500000: right"
+    assert counters.startswith("emulated, its first launch, in blocks of 256: global load efficiency 100.0%, ")
+
+
+COPY_THERE = "  check(cudaMemcpy(in, numbers.data(), n * sizeof(float), cudaMemcpyHostToDevice));"
+COPY_BACK = "cudaMemcpy(found.data(), sums, threads * sizeof(float), cudaMemcpyDeviceToHost)"
+
+
+@pytest.mark.parametrize("pairs, line, said", [
+    ([(COPY_THERE, "")], "sum += in[i]",
+     "thread 0 of block 0 reads in[0], and nothing has been copied or written to in"),
+    ([("(in, sums, n);  // 3", "(numbers.data(), sums, n);  // 3")], "sum += in[i]",
+     "thread 0 of block 0 reads the host's memory: a kernel reaches only what cudaMalloc gave"),
+    ([("for (float sum : found) total += sum;", "for (int i = 0; i < threads; ++i) total += sums[i];"),
+      ("  check(cudaFree(sums));\n", "")], "total += sums[i]",
+     "the host reads sums[0], which is in the GPU's memory: only kernels and cudaMemcpy reach it"),
+    ([(COPY_BACK, COPY_BACK.replace("DeviceToHost", "HostToDevice"))], "cudaMemcpyHostToDevice));  // 4",
+     "cudaMemcpy: the first pointer, where it copies to, is no pointer of cudaMalloc's, but the kind of copy says"),
+    ([(COPY_BACK, COPY_BACK.replace("threads *", "2 * threads *"))], "2 * threads",
+     "the second pointer, where it copies from, has 16384 bytes left, and 32768 are asked for"),
+    ([("for (int i = first; i < n; i", "for (int i = first; i <= n; i")], "sum += in[i]",
+     "in[10000], and in has 10000 elements"),
+    ([("  check(cudaFree(sums));\n", "")], None, "sums is never freed"),
+    ([("  check(cudaFree(sums));\n", "  check(cudaFree(in));\n")], "check(cudaFree(in));\n", "or it is freed already"),
+    ([("block = 256,", "block = 2048,")], None, "2048 threads per block; 1024 are the most"),
+], ids=["not copied", "host pointer", "device pointer", "wrong kind", "too many bytes", "behind the end", "not freed",
+        "freed twice", "too many threads"])  # fmt: skip
+def test_faults_are_found(tmp_path, capsys, pairs, line, said):
+    """Each is said in a sentence, with its line, and the exit status is 1."""
+    path = changed(tmp_path, *pairs)
+    assert _program.main(["program", str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert said in printed
+    if line:
+        text = path.read_text()
+        number = text[: text.rindex(line)].count("\n") + 1
+        assert f"{number}: " in printed, (number, printed)
+
+
+def test_a_right_program_in_other_words(tmp_path, capsys):
+    """Memory from cudaMemset, a launch with a type, (void**), arguments of main, and a kernel's __device__ variable."""
+    path = tmp_path / "other.cu"
+    path.write_text(r"""
+#include <cstdio>
+#include <cstdlib>
+__device__ int calls;
+template <class T> __global__ void add_one(T* data, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) data[i] += 1;
+  if (i == 0) atomicAdd(&calls, 1);
+}
+int main(int count, char** arguments) {
+  const int n = std::atoi(arguments[1]);
+  double* data = nullptr;
+  cudaMalloc((void**)&data, n * sizeof(double));
+  cudaMemset(data, 0, n * sizeof(double));
+  for (int i = 0; i < 3; ++i) add_one<double><<<(n + 127) / 128, 128>>>(data, n);
+  double* back = (double*)malloc(n * sizeof(double));
+  cudaMemcpy(back, data, n * sizeof(double), cudaMemcpyDeviceToHost);
+  printf("%d %g %g\n", count, back[0], back[n - 1]);
+  cudaFree(data);
+  free(back);
+}
+""")
+    assert _program.main(["program", str(path), "1000"]) == 0
+    assert capsys.readouterr().out.startswith("2 3 3\nemulated, its first launch, in blocks of 128: ")
+
+
+def test_errors(tmp_path, capsys):
+    """A kernel alone, and what does not compile."""
+    alone = tmp_path / "alone.cu"
+    alone.write_text("__global__ void alone(float* x) { x[0] = 1; }\n")
+    with pytest.raises(SystemExit):
+        _program.main(["program", str(alone)])
+    assert "it has no main()" in capsys.readouterr().err
+    assert _program.main(["program", str(changed(tmp_path, ("float sum = 0;\n  for", "float sum = 0\n  for")))]) == 2
+    assert "mine.cu:" in capsys.readouterr().err
