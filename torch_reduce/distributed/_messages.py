@@ -183,6 +183,10 @@ def agree(
     return sizes, next(iter(orders.values()))
 
 
+class EarlierError(RuntimeError):
+    """The error of an earlier call. It keeps the name of that call's function, whatever function raises it."""
+
+
 class Agreements:
     """What the ranks of a group have agreed on. When they do so again, no host waits: the GPU compares their notices.
 
@@ -222,7 +226,10 @@ class Agreements:
         """Raises the error that a check has found since."""
         if self._found is not None and self._found.value:
             texts = texts_of(self._report[1:].view(torch.uint8).view(-1, _NOTICE))
-            compare_all(texts[rank].split('"')[3], texts, rank)  # the function, also of a text that is cut
+            try:
+                compare_all(texts[rank].split('"')[3], texts, rank)  # the function, also of a text that is cut
+            except RuntimeError as error:
+                raise EarlierError(*error.args) from None
 
 
 _agreements: "weakref.WeakKeyDictionary[dist.ProcessGroup, Agreements]" = weakref.WeakKeyDictionary()
