@@ -1,5 +1,5 @@
-"""Where another one is faster, by class of calls: from all results files but the ladder's and those of tests. Standard
-library only.
+"""Where another library is faster, by class of calls. All results files are read, except those of the ladder and of the
+tests. Standard library only.
 
 A class is a function on one kind of inputs, against one rival. It has the cells of all GPUs. README has the worst
 classes, docs/performance.md has all of them: report.py writes both.

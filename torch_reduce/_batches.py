@@ -274,13 +274,14 @@ def check_batch_invariance(
 ) -> BatchInvariance:
     """Runs ``fn`` on a batch and on its first rows, and names the first operation whose rows have other bits.
 
-    Each operation that torch dispatches and that both runs call is compared, in eager mode, with the values that it had
-    and made when it was called. It is named if it was given the same rows and made others of them: what follows from
-    that is not blamed. Views and clones are left out, so are results that nobody reads; memory that is allocated
-    without values is filled with zeros. A backward pass inside of ``fn`` is compared, too, as far as its results have a
-    batch. The results of ``fn`` are compared last. They decide where the rows inside come in another order, such as
-    tokens that are sorted by expert, and where the runs call other operations. ``fn`` gets copies of the inputs. All
-    that operations of ``fn`` are given and make is kept, without the weights, so the batch should be a small one.
+    Both runs are in eager mode. Each operation that torch dispatches in both of them is compared: its inputs and its
+    results, as they are when it is called. It is named if it gets the same rows in both runs and makes different rows
+    of them. Later operations, which get those rows, are not blamed. Not compared are views, clones, and results that
+    nobody reads. Memory that is allocated without values is filled with zeros. A backward pass inside ``fn`` is
+    compared too, as far as its results have a batch. The results of ``fn`` are compared last. They decide where the
+    rows inside come in another order, such as tokens that are sorted by expert, and where the two runs call different
+    operations. ``fn`` gets copies of the inputs. The inputs and results of all operations are kept, without the
+    weights, so the batch should be small.
 
     Args:
         fn: called with the inputs. It must do the same each time; dropout is off.

@@ -77,7 +77,7 @@ class replace(ContextDecorator):
     ``"bincount"``        ``torch.bincount`` with ``weights``
     ====================  ======================================================================
 
-    A mean of ``nll_loss`` is one quotient of two sums in the contract's order, as that of :func:`cross_entropy`. A
+    A mean of ``nll_loss`` is one quotient of two sums in the contract's order, as for :func:`cross_entropy`. A
     ``cross_entropy`` of float32 or float64, and its gradient, have the bits of that function; of halves, torch rounds
     the logarithms first. Label smoothing and probabilities as targets take ``"sum"`` and ``"mean"``, too.
 

@@ -185,9 +185,9 @@ def cross_entropy(
         label_smoothing: from 0 to 1, the share of the targets that is spread over all classes.
 
     Returns:
-        The loss, of ``input``'s dtype; under ``torch.autocast`` that of halves is float32, as torch's. With
-        ``reduction="none"`` one per target. Of a Shard the global tensor's loss, on every rank, and its gradient is the
-        same on every rank.
+        The loss, of ``input``'s dtype. Under ``torch.autocast`` the loss of float16 or bfloat16 is float32, as in
+        torch. With ``reduction="none"`` one per target. Of a Shard the global tensor's loss, on every rank, and its
+        gradient is the same on every rank.
 
     **Order and rounding.** A loss is the negative :func:`log_prob` times its weight, in float32 or float64. The mean is
     one quotient of two sums in the order of :func:`sum`: of the losses, and of the weights of the targets that count.

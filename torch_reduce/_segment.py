@@ -173,7 +173,7 @@ def segment_amax(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | No
         A tensor as of :func:`segment_sum`, of ``data``'s dtype. NaN if an element of the segment is. The maximum of an
         empty segment is -inf, and the lowest number of a dtype without infinities: False of bool.
 
-    **Gradient.** Shared by all elements of a segment that are the largest, as that of :func:`torch_reduce.amax`, with
+    **Gradient.** Shared by all elements of a segment that are the largest, as for :func:`torch_reduce.amax`, with
     the same bits.
 
     Raises:
@@ -239,13 +239,13 @@ def segment_softmax(data: Input, offsets: Tensor, dim: int = 0, *, dtype: torch.
         dtype: the dtype of the result, as of :func:`torch_reduce.softmax`: float16, bfloat16, float32 or float64.
 
     Returns:
-        A tensor of ``data``'s shape. Elements before the first offset and after the last one, which belong to no
-        segment, become 0; so is their gradient. NaN in a segment that has NaN or inf, or nothing but -inf. Its dtype
-        under ``torch.autocast`` is that of :func:`torch_reduce.softmax`.
+        A tensor of ``data``'s shape. Elements before the first offset and after the last one belong to no segment:
+        their results and their gradients are 0. A segment that has NaN or inf, or nothing but -inf, becomes NaN. Under
+        ``torch.autocast`` the result has the dtype that :func:`torch_reduce.softmax` gives.
 
     It writes three more tensors of ``data``'s size, of float32, or of float64 where ``data`` or ``dtype`` is. Gradients
-    of any order, ``torch.vmap`` and the rest work as for :func:`segment_sum`; the gradient has the bits of that of
-    :func:`torch_reduce.softmax`.
+    of any order, ``torch.vmap`` and the rest work as for :func:`segment_sum`. The gradient of a segment has the same
+    bits as the gradient of :func:`torch_reduce.softmax` of the segment alone.
 
     Raises:
         TypeError, IndexError, RuntimeError: as :func:`segment_sum`; or ``dtype`` is none of these.
