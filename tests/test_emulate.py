@@ -8,6 +8,7 @@ import pathlib
 import random
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -275,9 +276,18 @@ def test_a_right_kernel(tmp_path):
 FAULTS = {  # a line of TREE, what stands there instead, the message, and its line
     "no barrier in the loop": ("    __syncthreads();", "", "no __syncthreads\\(\\)", "s[t] += s[t + k]"),
     "no barrier before it": ("  __syncthreads();\n  for", "  for", "no __syncthreads\\(\\)", "s[t] += s[t + k]"),
-    "one element too far": ("i < n ?", "i <= n ?", r"reads in\[\d+\], and in has \d+ elements", "in[i]"),
+    "one element too far": ("i < n ?", "i <= n ?", r"thread 104 of block 7 reads in\[1000\], 1 element beh", "in[i]"),
     "half of it is read": ("s[t] = i < n", "if (t % 2) s[t] = i < n", "where nothing has been written", "s[t] += s"),
-    "a block too far": ("out[blockIdx.x]", "out[blockIdx.x + 1]", r"writes out\[\d+\], and out has", "blockIdx.x + 1"),
+    "a block too far": (
+        "out[blockIdx.x]", "out[blockIdx.x + 1]",
+        r"^thread 0 of block 7 writes out\[8\], 1 element behind its end \(out has 8\)$", "blockIdx.x + 1",
+    ),
+    "several blocks too far": (
+        "out[blockIdx.x]", "out[blockIdx.x * 3]",
+        r"^thread 0 of block 3 writes out\[9\], 2 .* has 8\); the farthest is thread 0 of block 7, out\[21\], 14 el",
+        "blockIdx.x * 3",
+    ),
+    "before the array": ("in[i] : 0", "in[i - 2] : 0", r"^thread 0 of block 0 reads in\[-2\], 2 elements bef", "i - 2"),
     "all threads store": ("if (t == 0) out", "out", "no __syncthreads\\(\\) between them", "out[blockIdx.x]"),
     "a barrier for some": (
         "if (t < k) s[t] += s[t + k];\n    __syncthreads();",
@@ -285,8 +295,22 @@ FAULTS = {  # a line of TREE, what stands there instead, the message, and its li
         "others at the one of line", "else __syncthreads",
     ),
     "it never ends": ("k > 0; k /= 2", "k >= 0; k /= 2", "does it end", "k >= 0"),
-    "a wild address": ("in[i] : 0", "in[(long long)i * 1000000007] : 0", "memory that is not|reads in", "(long long)i"),
-    "far behind the array": ("in[i] : 0", "in[i + 1000000] : 0", r"reads in\[|outside of every array", "i + 1000000"),
+    "a wild address": (
+        "in[i] : 0", "in[(long long)i * -100000000007] : 0",
+        r"^thread \d+ of block 0 touches memory that is not there: what would be in\[-\d{12,}\] or out\[",
+        "(long long)i",
+    ),
+    "far behind the array": (
+        "in[i] : 0", "in[i + 1000000] : 0", r"reads what would be in\[1000000\] or out\[\d+\]", "i + 1000000",
+    ),
+    "a stack that is too small": (
+        "  s[t] =", "  volatile char much[100000]; much[0] = 1;\n  s[t] =", "more than 64 KiB of stack", ""
+    ),
+    "a local array that is not written": (
+        "  s[t] =", "  float a[4];\n  for (int k = 0; k < 3 + n / 2000; ++k) a[k] = k;\n"
+        "  float x = 0; for (int k = 0; k < 4; ++k) x += a[k];\n  s[t] = x * 0 +",
+        r"^thread \d+ of block 0 reads a\[3\], a local variable that it has not written", "x += a[k]",
+    ),
     "a barrier in a branch": (
         "if (t < k) s[t] += s[t + k];\n    __syncthreads();", "if (t < k) { s[t] += s[t + k]; __syncthreads(); }",
         "have left the kernel or skip it", "__syncthreads(); }",
@@ -317,8 +341,10 @@ def test_faults_are_found(fault, tmp_path):
     findings = [each for run in runs for each in run.findings]
     matching = [finding for finding in findings if re.search(said, finding.text)]
     assert matching, findings
+    assert {finding.file for finding in findings} <= {"mine.cu", ""}, findings  # and never "??"
     if where:
         assert line_of(text, where) in {finding.line for finding in matching}, matching
+        assert {finding.file for finding in matching} == {"mine.cu"}, matching
 
 
 WARP = """
@@ -367,7 +393,33 @@ RIGHT = {  # unusual kernels that are right
         "    do { seen = old; old = atomicCAS(p, seen, __float_as_int(__int_as_float(seen) + s[0])); }\n"
         "    while (seen != old); }",
     ),
-    "rows of threads": TREE.replace("t = threadIdx.x,", "t = threadIdx.y * blockDim.x + threadIdx.x,"),
+    "rows of threads": TREE.replace("t = threadIdx.x,", "t = threadIdx.y * blockDim.x + threadIdx.x,").replace(
+        "blockIdx.x * blockDim.x + t", "blockIdx.x * blockDim.x * blockDim.y + t").replace(
+        "blockDim.x / 2", "blockDim.x * blockDim.y / 2"),
+    "a warp a row": """
+        __global__ void mine(const float* x, float* sums, int n) {
+          __shared__ float rows[32];
+          int i = (blockIdx.x * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+          float sum = i < n ? x[i] : 0;
+          for (int k = 16; k > 0; k /= 2) sum += __shfl_down_sync(~0u, sum, k);
+          if (threadIdx.x == 0) rows[threadIdx.y] = sum;
+          __syncthreads();
+          if (threadIdx.x == 0 && threadIdx.y == 0)
+            for (int k = 0; k < blockDim.y; ++k) atomicAdd(sums, rows[k]);
+        }""",
+    "cooperative groups": "#include <cooperative_groups.h>\n#include <cooperative_groups/reduce.h>\n"
+        "namespace cg = cooperative_groups;\n" + TREE.replace(
+        "int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;",
+        "cg::thread_block block = cg::this_thread_block();\n"
+        "  int t = block.thread_rank(), i = block.group_index().x * block.size() + t;").replace(
+        "__syncthreads();\n  for", "block.sync();\n  for").replace("k > 0", "k > 16").replace(
+        "__syncthreads();\n  }", "cg::sync(block);\n  }\n"
+        "  cg::thread_block_tile<32> warp = cg::tiled_partition<32>(block);\n"
+        "  float sum = warp.meta_group_rank() == 0 ? s[warp.thread_rank()] : 0;\n"
+        "  sum = cg::reduce(cg::tiled_partition<16>(warp), sum, cg::plus<float>());\n"
+        "  if (warp.all(sum < 0)) sum = 0;\n"
+        "  sum += warp.shfl_down(sum, 16);\n"
+        "  s[t] = sum; warp.sync();"),
     "a type, then the block": TREE.replace("__global__", "template <typename T, unsigned B>\n__global__").replace(
         "const float* in, float* out", "const T* in, T* out").replace("blockDim.x / 2", "B / 2"),
     "last block": "__device__ unsigned arrived;\n__device__ float partial[8192];\n" + TREE.replace(
@@ -496,6 +548,96 @@ def test_elements_per_thread_are_found_out(tmp_path):
     whole = kernel(tmp_path, TREE.replace(", int n", "").replace("i < n ? in[i] : 0", "in[i]"), "whole.cu")
     verdict = _try.judge(whole)
     assert verdict.right and verdict.sizes == [_try.WHOLE]
+
+
+OPS = {  # a kernel of each op: what it starts from, how it joins, and the least wrong one
+    "prod": ("1", "s[t] *= s[t + k]", "0"),
+    "max": ("-INFINITY", "s[t] = fmaxf(s[t], s[t + k])", "0"),
+    "min": ("INFINITY", "s[t] = fminf(s[t], s[t + k])", "0"),
+    "count": ("0", "s[t] += s[t + k]", "1"),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_other_ops(op, tmp_path):
+    """Products, the largest and the smallest element, how many are not 0, into an array of another type, too."""
+    start, join, wrong = OPS[op]
+    out = "int" if op == "count" else "double"
+    text = TREE.replace("float* out", f"{out}* out").replace("s[t] += s[t + k]", join)
+    if op == "count":
+        text = text.replace("in[i] :", "in[i] != 0 :")
+    right = text.replace(": 0;", f": {start};")
+    mine = kernel(tmp_path, right, op=op)
+    assert (mine.result, mine.to) == (out, {"int": "int32", "double": "float64"}[out])
+    verdict = _try.judge(mine, elements=1, blocks=(64,), odd=(1, 1000))
+    assert verdict.right, (verdict.wrong, verdict.findings)
+    luck = kernel(tmp_path, text.replace(": 0;", f": {wrong};"), op=op)
+    verdict = _try.judge(luck, elements=1, blocks=(64,), odd=(1, 1000))
+    assert {size for size, _ in verdict.wrong[64]} == {1, 1000}, "whole blocks start from elements alone"
+    if op in ("max", "min"):
+        text = TREE.replace("out[blockIdx.x] = s[0]", f"atomic{op.title()}(out, s[0])")
+        with pytest.raises(_emulate.CannotEmulate, match="of integers alone"):
+            kernel(tmp_path, text).build()
+        integers = text.replace("float", "int").replace("s[t] += s[t + k]", f"s[t] = {op}(s[t], s[t + k])")
+        start = "-2147483647" if op == "max" else "2147483647"
+        mine = kernel(tmp_path, integers.replace(": 0;", f": {start};"), op=op)
+        assert mine.run(mine.build(), size=1000, block=64).right
+
+
+def test_other_blocks(tmp_path, capsys):
+    """The shape of a block is told; threads are called by both of their numbers, and the user's names are kept."""
+    text = RIGHT["a warp a row"].replace("x[i] : 0", "x[i + 1] : 0")
+    path = tmp_path / "mine.cu"
+    path.write_text(text)
+    assert _program.main(["try", str(path), "--block", "16x8"]) == 1
+    said = capsys.readouterr().out
+    assert "blocks of 16 x 8 : WRONG" in said
+    assert re.search(r"thread \(15, 7\) of block 255 reads x\[32768\], 1 element behind its end \(x has 32768\)", said)
+
+
+def test_sizes_are_named(tmp_path):
+    """A kernel without n is tried on one size; the line says which."""
+    text = TREE.replace(", int n", "").replace("i < n ? in[i] : 0", "in[i]")
+    lines = _try.report(_try.judge(kernel(tmp_path, text), blocks=(64,)))
+    assert "  blocks of   64: right for 32,768 elements" in lines
+    lines = _try.report(_try.judge(kernel(tmp_path, TREE), elements=1, blocks=(64,), odd=(1, 1000)))
+    assert "  blocks of   64: right for 32,768, 1 and 1,000 elements" in lines
+
+
+def test_the_learners_names(tmp_path):
+    """Messages call the arrays as the kernel does; the steps of a file are drawn as a rung's are."""
+    text = TREE.replace("in[i]", "values[i]").replace("* in,", "* values,").replace("out", "partial_sums")
+    mine = kernel(tmp_path, text.replace("i < n", "i <= n"))
+    assert mine.arrays == ("values", "partial_sums")
+    (finding,) = mine.run(mine.build(), size=1000, block=128).findings
+    assert finding.text.startswith("thread 104 of block 7 reads values[1000], ")
+    (tmp_path / "mine.cu").write_text(text)
+    found = _step.traced(str(tmp_path / "mine.cu"), 8)
+    lines = _step.listing(found, _step.steps_of(found))
+    assert lines[0].startswith("load     t0: s0 = 0   t1: s1 = 1") and lines[-1].startswith("write    t0: out0 = s0")
+
+
+def test_local_variables_without_a_value(tmp_path):
+    """A sum that nothing has been written to is no lucky zero: it is told where the result is wrong."""
+    text = TREE.replace("  s[t] =", "  float x;\n  if (n < 0) x = 1;\n  x += i < n ? in[i] : 0;\n  s[t] = x; //")
+    verdict = _try.judge(kernel(tmp_path, text), elements=1, blocks=(64,), odd=(1,))
+    (finding,) = verdict.findings
+    assert verdict.wrong and finding.line == line_of(text, "x += ")
+    assert finding.text.startswith("thread 0 of block 0 reads x, a local variable that it has not written")
+    # A lane hands over what no other lane uses.
+    lanes = TREE.replace("  if (t == 0) out", "  float x;\n  if (t == 0) x = s[0];\n  x = __shfl_sync(~0u, x, 0);\n"
+                                              "  if (t == 0) s[0] = x;\n  if (t == 0) out")  # fmt: skip
+    verdict = _try.judge(kernel(tmp_path, lanes), elements=1, blocks=(64,), odd=(1,))
+    assert verdict.right, verdict.findings
+
+
+def test_a_dtype_that_a_kernel_does_not_take(tmp_path):
+    """--dtype chooses a template's T, and nothing else."""
+    with pytest.raises(ValueError, match="mine takes float, and not int32"):
+        kernel(tmp_path, TREE, dtype="int32")
+    template = "template <class T>\n" + TREE.replace("float*", "T*").replace("float s", "T s")
+    mine = kernel(tmp_path, template, dtype="int64")
+    assert mine.element == "long long" and mine.run(mine.build(), size=1000, block=64).right
 
 
 BAD = {
@@ -660,6 +802,33 @@ def test_the_course_needs_no_torch(tmp_path):
     (tmp_path / "mine.cu").write_text(TREE.replace("k > 0", "k > 1"))
     tried = alone("try", str(tmp_path / "mine.cu"))
     assert tried.returncode == 1 and tried.stdout.endswith("not right yet\n")
+
+
+@pytest.mark.parametrize("waits", ["compiler", "kernel"])
+def test_ctrl_c(waits, tmp_path):
+    """Ends in one line and exit status 130, at once, whether the compiler runs or the kernel; neither stays."""
+    told = tmp_path / "told"
+    slow = f'#!/bin/sh\n[ "$1" = --version ] || {{ echo $$ > {told}; exec sleep 1000; }}\n'
+    (tmp_path / "slow").write_text(slow)
+    (tmp_path / "slow").chmod(0o755)
+    wait = f'FILE* f = fopen("{told}", "w"); fprintf(f, "%d\\n", getpid()); fclose(f); sleep(1000);'
+    text = TREE.replace("  if (t == 0)", f"  {wait}\n  if (t == 0)")
+    (tmp_path / "mine.cu").write_text("#include <unistd.h>\n" + text)
+    env = os.environ | ({"CXX": str(tmp_path / "slow")} if waits == "compiler" else {})
+    command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), "try", str(tmp_path / "mine.cu")]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(6000):
+        if told.exists() and told.read_text().endswith("\n"):
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors == "stopped\n" and not out, (out, errors)
+    for _ in range(6000):
+        if not is_alive(int(told.read_text())):
+            break
+        time.sleep(0.01)
+    assert not is_alive(int(told.read_text()))
 
 
 def test_without_a_compiler():

@@ -59,7 +59,7 @@ COPY_BACK = "cudaMemcpy(found.data(), sums, threads * sizeof(float), cudaMemcpyD
     ([(COPY_BACK, COPY_BACK.replace("threads *", "2 * threads *"))], "2 * threads",
      "the second pointer, where it copies from, has 16384 bytes left, and 32768 are asked for"),
     ([("for (int i = first; i < n; i", "for (int i = first; i <= n; i")], "sum += in[i]",
-     "in[10000], and in has 10000 elements"),
+     "in[10000], 1 element behind its end (in has 10000)"),
     ([("  check(cudaFree(sums));\n", "")], None, "sums is never freed"),
     ([("  check(cudaFree(sums));\n", "  check(cudaFree(in));\n")], "check(cudaFree(in));\n", "or it is freed already"),
     ([("block = 256,", "block = 2048,")], None, "2048 threads per block; 1024 are the most"),

@@ -56,6 +56,7 @@ class Finding:
         count: how often it happened.
         before: of a race, the line of the access that this one meets.
         within_warp: of a race, whether its threads are of one warp.
+        unset: whether a variable is read that has no value: it matters where the result is wrong.
     """
 
     text: str
@@ -64,6 +65,7 @@ class Finding:
     count: int = 1
     before: int = 0
     within_warp: bool = False
+    unset: bool = False
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
@@ -205,7 +207,7 @@ def headers() -> Path:
     """A folder with rung.h and the emulator's rung.cuh; its name changes with everything that kernels include."""
     folder = sources()
     rung, cuh = (folder / "rung.h").read_text(encoding="utf-8"), shared_part().text
-    beside = sorted([*EMULATOR.glob("*.h"), *folder.parent.glob("numeric/*.h"), folder.parent / "order.h"])
+    beside = sorted([*EMULATOR.rglob("*.h"), *folder.parent.glob("numeric/*.h"), folder.parent / "order.h"])
     own = [path.read_text(encoding="utf-8") for path in beside]
     place = cache() / f"include-{digest(rung, cuh, str(folder), *own)}"
     place.mkdir(exist_ok=True)
@@ -258,9 +260,13 @@ def link(jobs: list[tuple[str, str, list[str]]], say=None) -> Path:
     headers()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = [pool.submit(compile_object, *job) for job in jobs]
-        for done, _ in enumerate(concurrent.futures.as_completed(waiting), 1):
-            if say:
-                say(done, len(jobs))
+        try:
+            for done, _ in enumerate(concurrent.futures.as_completed(waiting), 1):
+                if say:
+                    say(done, len(jobs))
+        except KeyboardInterrupt:
+            stop(pool)
+            raise
         objects = [job.result() for job in waiting]
     program = cache() / f"program-{digest(*map(str, objects))}"
     if not program.exists():
@@ -297,6 +303,20 @@ class Executed:
         return bool(self.status or self.stopped)
 
 
+_running: set[int] = set()  # process groups of commands that have not ended
+_stopping = threading.Event()  # a command that starts now ends at once
+
+
+def stop(pool: concurrent.futures.Executor) -> None:
+    """Ends the commands that a pool's threads run, and runs no more of them."""
+    _stopping.set()
+    for group in list(_running):
+        with contextlib.suppress(OSError):  # it has ended in the meantime
+            os.killpg(group, signal.SIGKILL)
+    pool.shutdown(wait=True, cancel_futures=True)
+    _stopping.clear()
+
+
 def execute(command: list[str | Path], seconds: float, env: dict[str, str] | None = None) -> Executed:
     """Runs a command in a process group of its own, which ends with it, within a time and with a limited output."""
     why: list[str] = []
@@ -309,6 +329,8 @@ def execute(command: list[str | Path], seconds: float, env: dict[str, str] | Non
         env=env,
         start_new_session=True,
     )
+
+    _running.add(process.pid)
 
     def end() -> None:
         with contextlib.suppress(OSError):  # nothing of the group is left
@@ -326,6 +348,8 @@ def execute(command: list[str | Path], seconds: float, env: dict[str, str] | Non
         process.wait()
         ended.set()
 
+    if _stopping.is_set():
+        end()
     ended = threading.Event()
     pipes = (process.stdout, process.stderr)
     readers = [threading.Thread(target=take, args=pair, daemon=True) for pair in zip(pipes, kept, strict=True)]
@@ -337,6 +361,7 @@ def execute(command: list[str | Path], seconds: float, env: dict[str, str] | Non
     finally:
         end()
         process.wait()
+        _running.discard(process.pid)
     for reader, pipe in zip(readers, pipes, strict=True):
         reader.join(timeout=5)  # what has left the group may hold its pipes open
         if not reader.is_alive():
@@ -384,7 +409,7 @@ def _lines_of(program: Path, places: tuple[int, ...]) -> dict[int, tuple[str, in
         if line.startswith("0x"):
             place = int(line, 16) + 1
             continue
-        where = re.match(r"(.+):(\d+)", line)
+        where = re.match(r"(.*[^?].*):(\d+)", line)  # ?? where it is not known
         if where and place not in found and str(EMULATOR) not in where[1] and not where[1].startswith("/usr/"):
             found[place] = (where[1], int(where[2]))
     return found
@@ -441,8 +466,8 @@ def allow_swaps(said: dict) -> None:
     said["races"] = [race for race in said.get("races", []) if not race["atomic"]]
 
 
-def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> Emulated:
-    """What the program said, with lines of the source."""
+def read(said: dict, name: str, program: Path, tests: list[_translate.Test], source: Path) -> Emulated:
+    """What the program said, with lines of the source; a line without a file is of `source`."""
     result = Emulated(name)
     if "requests" not in said:
         result.fault = Finding(said["fault"])
@@ -472,7 +497,7 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
         if test:
             result.fault = Finding(said["fault"], Path(test.file).name, test.line)
         elif line > 0:
-            result.fault.line = line
+            result.fault.file, result.fault.line = source.name, line
     result.size, result.elements = said.get("size", 0), said.get("elements", 1)
     result.found, result.wanted, result.how = said.get("found", 0), said.get("wanted", 0), said.get("how", "one")
     result.blocks = tuple(said.get("blocks", ()))
@@ -482,7 +507,9 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
     result.races = [race(entry) for entry in sorted(said["races"], key=lambda entry: entry["warp"])]
     for entry in said["wrong"]:
         found = finding(entry["text"], entry["place"], entry["count"])
-        found.line = entry["line"] or found.line
+        if entry["line"]:
+            found.file, found.line = source.name, entry["line"]
+        found.unset = entry["what"] == "unset"
         result.wrong.append(found)
     result.steps = [(*step[:4], lines.get(step[4], ("", 0))[1]) for step in said["steps"]]
     for request in said["requests"]:
@@ -494,14 +521,11 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test]) -> 
     return result
 
 
-def options(
-    size=None, block=None, elements=None, dtype=None, op=None, descending=False, in_step=False, trace=False, input=None
-) -> list[str]:
-    """The program's arguments: see main.cpp and emulator.h."""
+def options(descending=False, in_step=False, trace=False, **values) -> list[str]:
+    """The program's arguments: see main.cpp and emulator.h. `values`: size, block, elements, dtype, op, input ..."""
     found = []
-    given = {"--size": size, "--block": block, "--elements": elements, "--dtype": dtype, "--op": op, "--input": input}
-    for option, value in given.items():
-        found += [option, str(value)] if value else []
+    for option, value in values.items():
+        found += [f"--{option}", str(value)] if value else []
     return found + ["--descending"] * descending + ["--in-step"] * in_step + ["--trace"] * trace
 
 
@@ -516,7 +540,7 @@ def emulate(name: str, program: Path | None = None, **choices) -> Emulated:
     said = run_program(program, name, options(**choices))
     if "combine_atomically" in translated(name).text:
         allow_swaps(said)
-    return read(said, name, program, [*translated(name).tests, *shared_part().tests])
+    return read(said, name, program, [*translated(name).tests, *shared_part().tests], rung_files()[name])
 
 
 def progress(done: int, of: int) -> None:

@@ -30,7 +30,15 @@ def _number(text: str) -> int:
     return number
 
 
-_number.__name__ = "number"  # what argparse calls it
+def _shape(text: str) -> tuple[int, int]:
+    """256 threads in a row of one dimension, or 32x8: 8 rows of 32. The threads, and how many are in a row, or 0."""
+    numbers = [_number(each) for each in text.lower().split("x")]
+    if len(numbers) > 2:
+        raise argparse.ArgumentTypeError(f"{text}: a block has one dimension or two here, such as 32x8")
+    return (numbers[0], 0) if len(numbers) == 1 else (numbers[0] * numbers[1], numbers[0])
+
+
+_number.__name__ = _shape.__name__ = "number"  # what argparse calls them
 
 
 def _names(text: str) -> list[str]:
@@ -181,9 +189,10 @@ def parser() -> argparse.ArgumentParser:
     trying = action("try", "check a kernel of your own on the CPU")
     trying.add_argument("file", type=Path)
     trying.add_argument("--kernel", help="which one, where the file has several")
-    trying.add_argument("--block", type=_number, help="threads per block: this one alone")
+    trying.add_argument("--block", type=_shape, help="threads per block, 256 or 32x8: this one alone")
     trying.add_argument("--elements", type=_number, help="elements per thread; found out unless told")
-    trying.add_argument("--dtype", choices=DTYPES, default="float32", help="for a template")
+    trying.add_argument("--dtype", choices=DTYPES, help="of a template's elements; float32 unless told")
+    trying.add_argument("--op", choices=_try.OPS, default="sum", help="what the kernel finds; count: of what is not 0")
 
     whole_program = action("program", "compile a whole CUDA program, with its main(), and run it on the CPU")
     whole_program.add_argument("file", type=Path)
@@ -222,3 +231,6 @@ def main(arguments: list[str] | None = None) -> int:
     except _emulate.CannotEmulate as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nstopped" if sys.stderr.isatty() else "stopped", file=sys.stderr)
+        return 130

@@ -1,12 +1,13 @@
 """CUDA C++ as the emulator's C++: what a C++ compiler cannot read becomes calls, on the same lines.
 
-Five things change, and nothing else:
+Six things change, and nothing else:
 
     kernel<<<blocks, threads>>>(x, out);    ::emulate::launch("kernel", {blocks, threads}, [&] { kernel(x, out); });
     __shared__ float values[1024];          auto& values = *static_cast<...*>(::emulate::shared(7, ...));
     __device__ float partial[64];           static auto& partial = *static_cast<...*>(::emulate::device(...));
     if (tid < stride) x[tid] += ...;        if (EMULATE_TEST(8, 0, tid < stride)) { begin(8); x[tid] += ...; end(8); }
     #pragma unroll                          #pragma GCC unroll 64
+    float values[8], x;                     float values[8], x; ::emulate::Local ...; of a learner's file alone
 
 The tests of loops below a `#pragma unroll` stay as they are: the compiler removes them, as nvcc does. It works on the
 text, not on a syntax tree: a test that a macro makes is not seen, and so not counted.
@@ -130,13 +131,23 @@ def _declared(declaration: str) -> list[tuple[str, str, str]]:
     return [((lead[1] + lead[2]).strip(), item[1], item[2]) for item in items if item]
 
 
-def translate(text: str, file: str, first: int = 1) -> Translation:
+# A declaration of local variables without values, such as `unsigned long long a[4], b[kItems], c;`.
+_ITEM = r"\w+\s*(?:\[[^;{}=\[\]]*\]\s*)*"
+_LOCALS = re.compile(
+    r"(?<=[;{}])\s*((?:unsigned\s+|signed\s+|long\s+|short\s+)*[A-Za-z_][\w:]*(?:<[^;{}()<>]*>)?\s+"
+    rf"{_ITEM}(?:,\s*{_ITEM})*);"
+)
+_NO_TYPES = ("return", "delete", "goto", "else", "typedef", "using", "static", "constexpr", "extern", "case")
+
+
+def translate(text: str, file: str, first: int = 1, watched: bool = False) -> Translation:
     """`text`, a CUDA source, for the emulator; its tests are numbered from `first` on, in steps of one.
 
     Args:
         text: the source.
         file: the path that a compiler's messages name.
         first: the number of the first test or shared array; use a range of numbers per file.
+        watched: whether reads of local variables that nothing has been written to are told.
     """
     code = blanked(text)
     result = Translation("")
@@ -185,6 +196,14 @@ def translate(text: str, file: str, first: int = 1) -> Translation:
                     edits.append((other.end(), other.end(), f" {{ ::emulate::begin({number});"))
                     edits.append((behind, behind, f" ::emulate::end({number}); }}"))
             number += 1
+
+    for body, end, _ in bodies if watched else ():
+        for found in _LOCALS.finditer(code, body, end):
+            if found[1].split()[0] in _NO_TYPES:
+                continue
+            for _, name, _ in _declared(found[1]):
+                edits.append((found.end(), found.end(), f' ::emulate::Local emulate_{number}({name}, "{name}");'))
+                number += 1
 
     for found in re.finditer(r"(extern\s+)?(?:__align__\s*\(\s*\w+\s*\)\s*|volatile\s+)*__shared__\b([^;]*);", code):
         if code[: found.start()].rstrip().endswith("#define"):

@@ -6,8 +6,10 @@ The kernel is one of these two forms; the file may hold anything else, a main() 
     __global__ void mine(const T* in, T* out, int n)          or without n: then only whole blocks are tried
     __global__ void mine(T* data, T* out)
 
-It leaves one sum in out[0], or one sum a block in out[0], out[1], ...; out holds zeros before. How many elements each
-thread takes is found out: the most with which the sum is right.
+It leaves one sum in out[0], or one sum a block in out[0], out[1], ...; out holds zeros before. With --op it leaves
+products, the largest or the smallest element, or how many elements are not 0, and out holds what changes none: 1, the
+least number, the largest, 0. `out` may have another type. How many elements each thread takes is found out: the most
+with which the result is right. A kernel that reads threadIdx.y gets blocks with rows of 32 threads.
 """
 
 import argparse
@@ -31,6 +33,7 @@ DTYPES = {
     "int32_t": "int32", "uint32_t": "int32", "long long": "int64", "unsigned long long": "int64", "int64_t": "int64",
     "uint64_t": "int64", "long": "int64", "size_t": "int64",
 }  # fmt: skip
+OPS = {"sum": "sum", "prod": "product", "max": "max", "min": "min", "count": "sum"}  # as the emulator has them
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
 FORMS = "a kernel to try is `mine(const T* in, T* out, int n)` or `mine(T* in, T* out)`"
 
@@ -43,7 +46,11 @@ class Kernel:
         file, name: where it stands.
         element: its elements' C++ type; for a template the one that the dtype asks for.
         dtype: that type's name in torch.
+        result: the C++ type of its results, and `to` that type's name in torch.
+        arrays: what it calls its input and its output.
         counts: whether it takes n.
+        width: threads in a row of a block of two dimensions; 0 for blocks of one.
+        op: one of OPS.
         template: its template parameters, such as "class T" and "unsigned kBlock".
         text, translation: the file, and what the emulator makes of it.
     """
@@ -52,19 +59,24 @@ class Kernel:
     name: str
     element: str
     dtype: str
+    result: str
+    to: str
+    arrays: tuple[str, str]
     counts: bool
     template: list[str]
     text: str
     translation: _translate.Translation
+    width: int = 0
+    op: str = "sum"
 
     @classmethod
-    def of(cls, file: Path, kernel: str | None = None, dtype: str = "float32") -> "Kernel":
-        """Reads a file. ValueError says what is wrong with it."""
+    def of(cls, file: Path, kernel: str | None = None, dtype: str | None = None, op: str = "sum") -> "Kernel":
+        """Reads a file. ValueError says what is wrong with it. `dtype` is for a template: float32 if None."""
         try:
             text = file.read_text(encoding="utf-8-sig")  # some editors put a mark before the first character
         except UnicodeDecodeError:
             raise ValueError(f"{file}: it is no text in UTF-8") from None
-        translation = _translate.translate(text, str(file), 100_000)
+        translation = _translate.translate(text, str(file), 100_000, watched=True)
         names = translation.kernels
         if not names:
             raise ValueError(f"{file}: there is no __global__ function in it; {FORMS}")
@@ -79,23 +91,26 @@ class Kernel:
         listed = [" ".join(part.split()) for part in _translate.split(parameters)]
         pointers = [part for part in listed if "*" in part]
         counts = [part for part in listed if "*" not in part and part]
-        element = (
-            re.sub(r"\b(const|volatile|__restrict__|__restrict)\b", "", pointers[0].split("*")[0]).strip()
-            if pointers
-            else ""
-        )
+        types = [re.sub(r"\b(const|volatile)\b", "", each.split("*")[0]).strip() for each in pointers]
         if len(pointers) != 2 or len(counts) > 1 or listed[:2] != pointers:
             raise ValueError(f"{file}: {name}({', '.join(listed)}): {FORMS}")
         template = [" ".join(part.split()) for part in _translate.split(head[1])] if head[1] else []
-        if element in DTYPES:
-            dtype = DTYPES[element]
-        elif any(re.match(rf"(class|typename) {re.escape(element)}$", part) for part in template):
-            element = C_TYPES[dtype]
-        else:
-            raise ValueError(
-                f"{file}: elements of type {element}: possible are {', '.join(DTYPES)}, and a template's T"
-            )
-        return cls(file, name, element, dtype, bool(counts), template, text, translation)
+        known = []
+        for element in types:
+            if element in DTYPES:
+                known.append((element, DTYPES[element]))
+            elif any(re.match(rf"(class|typename) {re.escape(element)}$", part) for part in template):
+                known.append((C_TYPES[dtype or "float32"], dtype or "float32"))
+            else:
+                raise ValueError(
+                    f"{file}: elements of type {element}: possible are {', '.join(DTYPES)}, and a template's T"
+                )
+        if dtype and known[0][1] != dtype:
+            raise ValueError(f"{file}: {name} takes {types[0]}, and not {dtype}: --dtype is for a template's T")
+        arrays = [re.search(r"(\w+)$", each.split("*")[-1]) for each in pointers]
+        called = tuple(found[1] if found else name for found, name in zip(arrays, ("in", "out"), strict=True))
+        width = 32 if re.search(r"\bthreadIdx\s*\.\s*y\b", code) else 0
+        return cls(file, name, *known[0], *known[1], called, bool(counts), template, text, translation, width, op)
 
     def called(self) -> str:
         """The kernel with its template arguments; the constant among them, if there is one, is the block's size."""
@@ -108,9 +123,10 @@ class Kernel:
         return f"{self.name}<{', '.join(given[: constants.index(True) + 1])}>"
 
     def launcher(self) -> str:
-        """C++ that launches it: a function of (blocks, threads, in, out, n)."""
-        arguments = f"static_cast<{self.element}*>(in), static_cast<{self.element}*>(out)" + ", n" * self.counts
-        shared = f"threads * sizeof({self.element})" if re.search(r"extern\s+__shared__", self.text) else "0"
+        """C++ that launches it: a function of (blocks, threads, in, out, n); threads is a dim3."""
+        arguments = f"static_cast<{self.element}*>(in), static_cast<{self.result}*>(out)" + ", n" * self.counts
+        threads = "(threads.x * threads.y)"
+        shared = f"{threads} * sizeof({self.element})" if re.search(r"extern\s+__shared__", self.text) else "0"
         called = self.called()
         if called == self.name:
             return f"{self.name}<<<blocks, threads, {shared}>>>({arguments});"
@@ -118,7 +134,7 @@ class Kernel:
             f" case {block}: {called.format(block=block)}<<<blocks, threads, {shared}>>>({arguments}); break;"
             for block in (1, 2, 4, 8, 16, 32, *BLOCKS)
         )
-        return f"switch (threads) {{{cases} }}"
+        return f"switch {threads} {{{cases} }}"
 
     def build(self) -> Path:
         """The program; CannotEmulate shows what the compiler says, with the file's own lines."""
@@ -129,10 +145,11 @@ class Kernel:
             "#undef main",
             '#include "learner.h"',
             "namespace { const bool made = [] {",
-            "  emulate::learner().launch = [](unsigned blocks, unsigned threads, void* in, void* out, long long n) {",
+            "  emulate::learner().launch = [](unsigned blocks, dim3 threads, void* in, void* out, long long n) {",
             "    (void)n;",
             launch,
             "  };",
+            f'  emulate::learner().in = "{self.arrays[0]}", emulate::learner().out = "{self.arrays[1]}";',
             "  return true;",
             "}(); }",
         ])  # fmt: skip
@@ -143,11 +160,20 @@ class Kernel:
 
     def run(self, program: Path, **choices) -> _emulate.Emulated:
         """Emulates it; `choices` are those of _emulate.options."""
-        said = _emulate.run_program(program, "learner", _emulate.options(dtype=self.dtype, **choices), seconds=60)
+        choices |= {"dtype": self.dtype, "to": self.to, "op": OPS[self.op], "width": self.width}
+        choices["count"] = int(self.op == "count")
+        said = _emulate.run_program(program, "learner", _emulate.options(**choices), seconds=60)
         if "atomicCAS" in self.text:
             _emulate.allow_swaps(said)
-        found = _emulate.read(said, self.name, program, [*self.translation.tests, *_emulate.shared_part().tests])
+        tests = [*self.translation.tests, *_emulate.shared_part().tests]
+        found = _emulate.read(said, self.name, program, tests, self.file)
         found.elements = choices.get("elements") or 1
+        if found.right:  # such as of a lane that hands over what no other lane uses
+            found.wrong = [finding for finding in found.wrong if not finding.unset]
+        names = dict(zip(self.arrays, ("in", "out"), strict=True))  # as `step` calls them, whatever the kernel does
+        for i, (thread, syncs, kind, name, line) in enumerate(found.steps):
+            if kind in (_emulate.LOAD, _emulate.STORE, _emulate.ATOMIC) and (array := name.split("[")[0]) in names:
+                found.steps[i] = (thread, syncs, kind, names[array] + name[len(array) :], line)
         return found
 
 
@@ -167,6 +193,9 @@ EXPLAINED = {
         "What is const cannot be written: leave out the const where the kernel works in place."
     ),
     "redeclaration|redefinition|conflicting declaration": "The same name is declared twice.",
+    "no matching function for call to .atomic(Max|Min)": (
+        "CUDA has atomicMax and atomicMin of integers alone. Join floats by atomicCAS in a loop, or leave one a block."
+    ),
     "expected|template argument": (
         "A sign is missing or too many, here or at the end of the line before: a semicolon, a bracket or a brace."
     ),
@@ -200,7 +229,7 @@ class Verdict:
     Attributes:
         elements: per thread.
         how: "one" sum, or one "a block".
-        wrong: of each block, the sizes with a wrong sum: {block: [(size, Emulated)]}.
+        wrong: of each block, the sizes with a wrong result: {block: [(size, Emulated)]}.
         in_step: the blocks whose wrong sums are right if the threads of a warp run in step, as they did before Volta.
         findings: races, wrong accesses and faults, each once.
         sample: what its warps do, on whole blocks.
@@ -333,7 +362,7 @@ TIMING = r"""
 #define main learner_main
 #include "{file}"
 #undef main
-static void launch(unsigned blocks, unsigned threads, void* in, void* out, long long n) {{ (void)n; {launch} }}
+static void launch(unsigned blocks, dim3 threads, void* in, void* out, long long n) {{ (void)n; {launch} }}
 int main() {{
   const long long n = 1 << 24;
   void *in, *out, *flush;
@@ -348,7 +377,7 @@ int main() {{
     cudaMemset(out, 0, bytes);
     cudaMemset(flush, i, room);
     cudaEventRecord(begin);
-    launch((n + 512ll * {elements} - 1) / (512ll * {elements}), 512, in, out, n);
+    launch((n + 512ll * {elements} - 1) / (512ll * {elements}), {threads}, in, out, n);
     cudaEventRecord(end);
     cudaEventSynchronize(end);
     float ms = 0;
@@ -364,8 +393,13 @@ int main() {{
 
 def timing_source(kernel: Kernel, elements: int) -> str:
     """A CUDA program that times the kernel: 2^24 elements, blocks of 512, cold caches, the median of 21."""
+    threads = f"dim3({kernel.width}, {512 // kernel.width})" if kernel.width else "dim3(512)"
     return TIMING.format(
-        file=kernel.file.resolve(), launch=kernel.launcher(), element=kernel.element, elements=elements
+        file=kernel.file.resolve(),
+        launch=kernel.launcher(),
+        element=kernel.element,
+        elements=elements,
+        threads=threads,
     )
 
 
@@ -398,11 +432,20 @@ def time_on_gpu(kernel: Kernel, elements: int) -> str:
 # --- what is printed --------------------------------------------------------------------------------------------------
 
 
-def hint(run: _emulate.Emulated) -> str:
-    """What a wrong sum looks like."""
+NAMES = {"sum": "sum", "prod": "product", "max": "maximum", "min": "minimum", "count": "count"}
+
+
+def listed(sizes: list[int]) -> str:
+    """32,768 or 1,000 elements"""
+    texts = [f"{size:,}" for size in sizes]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else texts[0]
+
+
+def hint(run: _emulate.Emulated, halves: bool) -> str:
+    """What a wrong result looks like; `halves` says whether a half of it may be half of the elements."""
     if run.fault:
         return "it stops"
-    if run.wanted and abs(run.found / run.wanted - 0.5) < 0.02:
+    if run.wanted and abs(run.found / run.wanted - 0.5) < 0.02 and halves:
         return f"{run.found:g}, about half of {run.wanted:g}"
     return f"{run.found:g}, and right is {run.wanted:g}"
 
@@ -411,22 +454,32 @@ def report(verdict: Verdict) -> list[str]:
     """The lines about right and wrong."""
     kernel = verdict.kernel
     each = "one element" if verdict.elements == 1 else f"{verdict.elements} elements"
-    how = "one sum" if verdict.how == "one" else "one sum a block"
-    lines = [f"{kernel.file}: {kernel.name}, {kernel.dtype}, {each} per thread, {how}"]
+    how = f"one {NAMES[kernel.op]}" + " a block" * (verdict.how != "one")
+    to = f" to {kernel.to}" if kernel.to != kernel.dtype else ""
+    lines = [f"{kernel.file}: {kernel.name}, {kernel.dtype}{to}, {each} per thread, {how}"]
+
+    def shape(block):
+        return f"blocks of {kernel.width} x {block // kernel.width:<2}" if kernel.width else f"blocks of {block:>4}"
+
     if not kernel.counts:
         lines.append("it takes no n, so it can only be right for whole blocks, and only these are tried")
     for block in verdict.blocks:
         wrong = verdict.wrong.get(block, [])
         if not wrong:
             ran = verdict.sizes if not any(run.fault for runs in verdict.wrong.values() for _, run in runs) else []
-            lines += [f"  blocks of {block:>4}: right for all {len(ran)} sizes"] * bool(ran)
+            if ran:
+                lines.append(f"  {shape(block)}: right for {listed(ran)} elements")
             continue
         size, run = wrong[0]
-        sizes = "all" if len(wrong) == len(verdict.sizes) else ", ".join(f"{size:,}" for size, _ in wrong)
         step = "; right if warps run in step" if block in verdict.in_step else ""
-        lines.append(f"  blocks of {block:>4}: WRONG for {sizes} elements; for {size:,}: {hint(run)}{step}")
+        seen = hint(run, kernel.op in ("sum", "count"))
+        if len(wrong) > 1:
+            seen = f"for {size:,}: {seen}"
+        every = 1 < len(wrong) == len(verdict.sizes)
+        sizes = "all sizes" if every else f"{listed([size for size, _ in wrong])} elements"
+        lines.append(f"  {shape(block)}: WRONG for {sizes}; {seen}{step}")
     if verdict.in_step:
-        lines.append("Before Volta the threads of a warp ran in step, and these sums were right. Now they need not.")
+        lines.append("Before Volta the threads of a warp ran in step, and these were right. Now they need not.")
     lines += [str(finding) for finding in verdict.findings[:12]]
     if len(verdict.findings) > 12:
         lines.append(f"… and {len(verdict.findings) - 12} more")
@@ -449,8 +502,12 @@ def line_table(verdict: Verdict) -> list[str]:
 
 def main(options: argparse.Namespace) -> int:
     """``try FILE``."""
-    kernel = Kernel.of(options.file, options.kernel, options.dtype)
-    verdict = judge(kernel, elements=options.elements, blocks=(options.block,) if options.block else BLOCKS)
+    kernel = Kernel.of(options.file, options.kernel, options.dtype, options.op)
+    blocks = BLOCKS
+    if options.block:
+        threads, kernel.width = options.block
+        blocks = (threads,)
+    verdict = judge(kernel, elements=options.elements, blocks=blocks)
     print("\n".join(report(verdict)), flush=True)
     sample = verdict.sample
     if sample and not sample.fault:

@@ -62,7 +62,7 @@ def run(file: Path, arguments: list[str] | None = None) -> Ran:
     program, translation = build(file)
     done = _emulate.execute([program, *(arguments or [])], SECONDS)
     said = _emulate.said_by(done)
-    found = _emulate.read(said, file.stem, program, translation.tests)
+    found = _emulate.read(said, file.stem, program, translation.tests, file)
     return Ran(done.status, done.errors, found)
 
 

@@ -59,6 +59,25 @@ void launch(const char* kernel, const Launch& how, const F& body) {
 void* shared(int id, size_t size, size_t align, const char* name);
 void* dynamic_shared(size_t element, const char* name);  // `extern __shared__ T name[]`
 
+// A local variable or array without a value, to the end of its scope: who reads what was never written there is told.
+class Local {
+ public:
+  template <class T>
+  Local(T& variable, const char* name) {
+    using Element = std::remove_all_extents_t<T>;
+    if (std::is_trivially_default_constructible_v<Element> && sizeof(Element) >= 4)
+      begin(&variable, sizeof variable, sizeof(Element), name);
+  }
+  ~Local() {
+    if (begun) end();
+  }
+
+ private:
+  void begin(void* where, size_t bytes, size_t element, const char* name);
+  void end();
+  bool begun = false;
+};
+
 // The test of an `if` or a loop, numbered in the source; and where the body that it decides on begins and ends.
 bool test(int site, bool loop, bool outcome);
 void begin(int site);
@@ -78,7 +97,8 @@ void note_atomic(const void* where, size_t size, const void* place);
 void note_shuffle(unsigned from, bool nothing);  // nothing: what was handed over is 0
 void* slot(unsigned thread);                     // 16 bytes of each thread that shuffles pass values through
 unsigned lane();
-unsigned thread();
+unsigned thread();   // its number in the block, x first
+unsigned threads();  // of a block
 
 // The value of lane `from`, or one's own where there is no such lane in the warp or it lies outside a part of `width` lanes.
 template <class T>
@@ -88,7 +108,7 @@ T shuffle(unsigned mask, T value, int from, bool inside, int line) {
   warp_barrier(mask, line);
   T found = value;
   const unsigned other = thread() - lane() + static_cast<unsigned>(from);
-  if (inside && other < blockDim.x) {
+  if (inside && other < threads()) {
     std::memcpy(&found, slot(other), sizeof found);
     note_shuffle(other, found == T());
   }
@@ -159,7 +179,7 @@ T gather(int line, unsigned mask, T value, F f) {
   const unsigned first = thread() - lane();
   bool any = false;
   T found{};
-  for (unsigned other = 0; other < 32 && first + other < blockDim.x; ++other) {
+  for (unsigned other = 0; other < 32 && first + other < threads(); ++other) {
     if (!(mask >> other & 1)) continue;
     T next;
     std::memcpy(&next, slot(first + other), sizeof next);
@@ -189,11 +209,11 @@ template <class T>
 EMULATE_ATOMIC T atomicExch(T* where, std::common_type_t<T> value) {
   return emulate::change(where, __builtin_return_address(0), [&](T) { return value; });
 }
-template <class T>
+template <class T, class = std::enable_if_t<std::is_integral_v<T>>>  // CUDA has none of floats
 EMULATE_ATOMIC T atomicMax(T* where, std::common_type_t<T> value) {
   return emulate::change(where, __builtin_return_address(0), [&](T old) { return old < value ? value : old; });
 }
-template <class T>
+template <class T, class = std::enable_if_t<std::is_integral_v<T>>>  // CUDA has none of floats
 EMULATE_ATOMIC T atomicMin(T* where, std::common_type_t<T> value) {
   return emulate::change(where, __builtin_return_address(0), [&](T old) { return value < old ? value : old; });
 }

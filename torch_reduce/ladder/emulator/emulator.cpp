@@ -28,6 +28,31 @@
 
 dim3 threadIdx(0, 0, 0), blockIdx(0, 0, 0), blockDim, gridDim;
 
+namespace {
+
+unsigned self = 0;  // the thread whose turn it is: its number in the block, x first, as warps count them
+
+unsigned count(const dim3& all) { return all.x * all.y * all.z; }
+dim3 place_of(unsigned number, const dim3& all) {
+  dim3 place;
+  place.x = number % all.x;
+  place.y = number / all.x % all.y;
+  place.z = number / all.x / all.y;
+  return place;
+}
+
+// 5, or (5, 1) where there are two dimensions.
+std::string named(unsigned number, const dim3& all) {
+  if (all.y * all.z == 1) return std::to_string(number);
+  const dim3 place = place_of(number, all);
+  std::string text = "(" + std::to_string(place.x) + ", " + std::to_string(place.y);
+  return text + (all.z > 1 ? ", " + std::to_string(place.z) + ")" : ")");
+}
+std::string thread_name(unsigned thread) { return "thread " + named(thread, blockDim); }
+std::string block_name(unsigned block) { return "block " + named(block, gridDim); }
+
+}  // namespace
+
 namespace emulate {
 
 bool descending = false, traced = false, in_step = false, whole = false;
@@ -48,7 +73,7 @@ __attribute__((constructor(101))) void keep_output() {
 // --- memory ----------------------------------------------------------------------------------------------------------------
 
 constexpr size_t kGap = 1 << 20, kGlobal = size_t{1} << 32, kShared = size_t{1} << 20, kSharedLimit = 48 * 1024,
-                 kStack = 1 << 16;
+                 kStack = 1 << 16, kGuard = 1 << 12;
 constexpr unsigned kMostThreads = 1024;
 constexpr int64_t kMostTurns = 4'000'000, kMostBarriers = 10'000;  // per thread: more are taken for a loop that never ends
 constexpr size_t kMostEvents = 1 << 20;                            // kept at a time, some 40 MB
@@ -145,6 +170,8 @@ struct Race {
   int line = 0;         // where the place in the code is not known
   bool atomic = false;  // of a race: a plain read meets an atomic change
   std::string text;
+  int64_t away = 0, farthest = 0;  // of an access outside of an array: elements behind its end, the first and the farthest
+  std::string farther;             // what the farthest one touches
 };
 std::map<std::tuple<uintptr_t, uintptr_t, bool>, Race> races;
 std::map<std::tuple<uintptr_t, std::string>, Race> wrong_accesses;
@@ -160,6 +187,11 @@ struct Launched {
 enum Wait { kReady, kAtBlock, kAtWarp, kAtAccess, kDone };
 
 struct Open { int site, global; };
+struct LocalArray {
+  const char *begin, *name;
+  size_t bytes, element;
+};
+constexpr int kScribble = 0xfe;  // the bytes of a local variable that nothing has been written to
 struct Fiber {
   jmp_buf state;
   ucontext_t start;
@@ -170,6 +202,7 @@ struct Fiber {
   uint32_t syncs = 0, barriers = 0, warp_barriers = 0;
   int64_t turns = 0;
   std::vector<Open> open;
+  std::vector<LocalArray> locals;
 };
 
 std::vector<Fiber> fibers;
@@ -198,7 +231,8 @@ void live() {
 void resume(unsigned thread) {
   Fiber& fiber = fibers[thread];
   current = &fiber;
-  threadIdx.x = thread;
+  self = thread;
+  threadIdx = place_of(thread, blockDim);
   if (_setjmp(scheduler)) return;
   if (fiber.begun) _longjmp(fiber.state, 1);
   fiber.begun = true;
@@ -218,10 +252,11 @@ void make_fibers() {
     fibers[t].start.uc_stack.ss_size = kStack;
     fibers[t].start.uc_link = nullptr;
     makecontext(&fibers[t].start, live, 0);
+    mprotect(mapped + t * kStack, kGuard, PROT_NONE);
   }
 }
 
-void wrong_access(uintptr_t place, const std::string& what, const std::string& text, int line = 0);
+Race& wrong_access(uintptr_t place, const std::string& what, const std::string& text, int line = 0);
 
 // Lets those threads of a warp go on that wait for each other and have all come.
 bool join_warp(unsigned first, unsigned last) {
@@ -235,10 +270,9 @@ bool join_warp(unsigned first, unsigned last) {
     if (!all) continue;
     for (unsigned other = first; other < last; ++other)
       if (mask >> (other - first) & 1 && fibers[other].wait == kDone)
-        wrong_access(
-            0, "mask",
-            "the mask names thread " + std::to_string(other) + ", which has left the kernel or skips this line: undefined",
-            fibers[t].line);
+        wrong_access(0, "mask",
+                     "the mask names " + thread_name(other) + ", which has left the kernel or skips this line: undefined",
+                     fibers[t].line);
     for (unsigned other = first; other < last; ++other) {
       if (!(mask >> (other - first) & 1) || fibers[other].wait != kAtWarp) continue;
       fibers[other].wait = kReady;
@@ -273,13 +307,14 @@ void run_warp(unsigned first, unsigned last) {
 void flush();
 
 void run_block() {
-  const unsigned threads = blockDim.x, warps = (threads + 31) / 32;
+  const unsigned threads = count(blockDim), warps = (threads + 31) / 32;
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& fiber = fibers[t];
     fiber.wait = kReady;
     fiber.syncs = fiber.barriers = fiber.warp_barriers = 0;
     fiber.turns = 0;
     fiber.open.clear();
+    fiber.locals.clear();
   }
   declared.clear();
   shared_arrays.clear();
@@ -302,8 +337,7 @@ void run_block() {
       const Fiber& fiber = fibers[t];
       done += fiber.wait == kDone;
       if (fiber.wait == kAtWarp)
-        fault("thread " + std::to_string(t) +
-                  " waits at a barrier or shuffle of its warp for threads that its mask names and that never come",
+        fault(thread_name(t) + " waits at a barrier or shuffle of its warp for threads that its mask names and that never come",
               0, fiber.line);
       if (fiber.wait != kAtBlock) continue;
       if (line && line != fiber.line)
@@ -349,8 +383,8 @@ void race(const Touch& before, const Touch& now, bool wrote_before, bool writes,
   Race& found = races[{before.place, now.place, warp}];
   if (found.count++) return;
   const auto who = [&](const Touch& touch) {
-    std::string text = "thread " + std::to_string(touch.thread);
-    return before.block == now.block ? text : text + " of block " + std::to_string(touch.block & 0xffffffff);
+    std::string text = thread_name(touch.thread);
+    return before.block == now.block ? text : text + " of " + block_name(static_cast<unsigned>(touch.block));
   };
   found.atomic = (before.atomic && !writes) || (now.atomic && !wrote_before);
   found.text = who(now) + (writes ? " writes " : " reads ") + name_of(offset) + ", which " + who(before) +
@@ -360,12 +394,44 @@ void race(const Touch& before, const Touch& now, bool wrote_before, bool writes,
                                           : ", with no __syncthreads() between them");
 }
 
-void wrong_access(uintptr_t place, const std::string& what, const std::string& text, int line) {
+Race& wrong_access(uintptr_t place, const std::string& what, const std::string& text, int line) {
   Race& found = wrong_accesses[{place ? place : static_cast<uintptr_t>(line), what}];
-  if (found.count++) return;
-  found.text = text;
-  found.line = line;
+  if (found.count++ == 0) {
+    found.text = text;
+    found.line = line;
+  }
+  return found;
 }
+
+// Where an address lies that is in no array, from the array that is nearest: "x[1003], 4 elements behind its end (x has 1000)".
+// Far from all: "what would be x[1000000] or out[736832]".
+struct Outside {
+  std::string what;
+  int64_t away = 0;  // elements
+};
+Outside outside(int64_t at, bool shared) {
+  Outside found;
+  int64_t nearest = INT64_MAX;
+  std::string others;
+  for (const Array& near : shared ? shared_arrays : global_arrays) {
+    const int64_t begin = static_cast<int64_t>(near.begin), end = begin + static_cast<int64_t>(near.bytes);
+    const int64_t element = static_cast<int64_t>(near.element), bytes = at < begin ? begin - at : at - end;
+    const int64_t index = (at - begin - (at < begin ? element - 1 : 0)) / element;
+    others += (others.empty() ? "" : " or ") + near.name + "[" + std::to_string(index) + "]";
+    if (bytes >= nearest) continue;
+    nearest = bytes;
+    const int64_t has = static_cast<int64_t>(near.bytes) / element;
+    found.away = index < 0 ? -index : index - has + 1;
+    found.what = near.name + "[" + std::to_string(index) + "], " + std::to_string(found.away) +
+                 (found.away == 1 ? " element " : " elements ") + (index < 0 ? "before its beginning" : "behind its end") +
+                 " (" + near.name + " has " + std::to_string(has) + ")";
+  }
+  // Behind the gap between two arrays, the nearest need not be the one that was meant.
+  if (nearest >= static_cast<int64_t>(kGap) && !others.empty()) found.what = "what would be " + others;
+  return found;
+}
+
+std::string whose_turn() { return thread_name(self) + " of " + block_name(static_cast<unsigned>(block_number)); }
 
 void check_order(size_t offset, const Touch& now, bool writes) {
   Cell& cell = cell_of(offset);
@@ -404,16 +470,31 @@ void check_side(const void* where, size_t offset, bool writes, uintptr_t place) 
   const bool constant = true;
 #endif
   if (global || own || argument || constant) return;
-  fault("thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) + does +
-            "the host's memory: a kernel reaches only what cudaMalloc gave",
-        place);
+  fault(whose_turn() + does + "the host's memory: a kernel reaches only what cudaMalloc gave", place);
+}
+
+// A read of a local variable: are its bytes still what it was filled with?
+void check_local(const char* where, size_t size, uintptr_t place) {
+  for (const LocalArray& local : current->locals) {
+    if (where < local.begin || where + size > local.begin + local.bytes || size < 4) continue;
+    if (!std::all_of(where, where + size, [](char byte) { return static_cast<unsigned char>(byte) == kScribble; })) continue;
+    const bool array = local.bytes > local.element;
+    const size_t index = static_cast<size_t>(where - local.begin) / local.element;
+    wrong_access(place, array ? "nothing there" : "unset",
+                 whose_turn() + " reads " + local.name + (array ? "[" + std::to_string(index) + "]" : "") +
+                     ", a local variable that it has not written: on a GPU it holds anything");
+  }
 }
 
 void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t place) {
   if (!memory || (!current && !whole)) return;
   const size_t offset = static_cast<size_t>(static_cast<const char*>(where) - memory);
   if (whole) check_side(where, offset, writes, place);
-  if (!current || offset >= kShared + kGlobal) return;  // the host, or a local variable
+  if (!current) return;
+  if (offset >= kShared + kGlobal) {  // a local variable, or the host's memory
+    if (!writes && !current->locals.empty()) check_local(static_cast<const char*>(where), size, place);
+    return;
+  }
   if (in_step) {
     current->wait = kAtAccess;
     yield();
@@ -421,51 +502,40 @@ void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t pl
   const bool shared = offset < kShared;
   const Array* array = find(shared ? shared_arrays : global_arrays, offset);
   if (!array || offset + size > array->begin + array->bytes) {
-    const std::vector<Array>& arrays = shared ? shared_arrays : global_arrays;
-    const std::string who = "thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x);
-    std::string text = who + (writes ? " writes" : " reads") + " outside of every array";
-    const int64_t at = static_cast<int64_t>(offset);
-    int64_t nearest = kGap;
-    for (const Array& near : arrays) {
-      const int64_t begin = static_cast<int64_t>(near.begin), end = begin + static_cast<int64_t>(near.bytes);
-      const int64_t element = static_cast<int64_t>(near.element), away = at < begin ? begin - at : at - end;
-      if (away >= nearest) continue;
-      nearest = away;
-      const int64_t index = (at - begin - (at < begin ? element - 1 : 0)) / element;
-      text = who + (writes ? " writes " : " reads ") + near.name + "[" + std::to_string(index) + "], and " + near.name +
-             " has " + std::to_string(near.bytes / near.element) + " elements";
+    const Outside where = outside(static_cast<int64_t>(offset), shared);
+    const std::string did = writes ? " writes " : " reads ";
+    Race& found = wrong_access(place, writes ? "write outside" : "read outside",
+                               whose_turn() + did + (where.what.empty() ? "outside of every array" : where.what));
+    if (found.count == 1) found.away = found.farthest = where.away;
+    if (where.away > found.farthest) {
+      found.farthest = where.away;
+      found.farther = whose_turn() + ", " + where.what.substr(0, where.what.find(" ("));
     }
-    wrong_access(place, writes ? "write outside" : "read outside", text);
-    if (writes) {
-      if (wrong_accesses.size() > 20) fault("too many writes outside of arrays", place);
-    }
+    if (writes && wrong_accesses.size() > 20) fault("too many writes outside of arrays", place);
   } else {
     if (!shared && !array->filled && !writes)
       wrong_access(place, "not filled",
-                   "thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) + " reads " +
-                       name_of(offset) + ", and nothing has been copied or written to " + array->name);
+                   whose_turn() + " reads " + name_of(offset) + ", and nothing has been copied or written to " + array->name);
     array->filled |= writes;
     if (shared && !writes) {
       bool known = true;
       for (size_t i = 0; i < size; ++i) known &= written[offset + i];
       if (!known)
-        wrong_access(place, "nothing there",
-                     "thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) + " reads " +
-                         name_of(offset) + ", where nothing has been written");
+        wrong_access(place, "nothing there", whose_turn() + " reads " + name_of(offset) + ", where nothing has been written");
     }
     if (shared && writes) std::fill_n(written.begin() + static_cast<int64_t>(offset), size, 1);
     if (size >= 4) {
-      const Touch now{block_number, threadIdx.x, current->barriers, current->warp_barriers, place, atomic};
+      const Touch now{block_number, self, current->barriers, current->warp_barriers, place, atomic};
       for (size_t i = 0; i < size; i += 4) check_order(offset + i, now, writes);
     }
   }
   if (!counted || crowded()) return;
   first_launch.wide_atomics |= atomic && shared && size == 8;
   const Kind kind = atomic ? kAtomic : shared ? (writes ? kSharedStore : kSharedLoad) : (writes ? kStore : kLoad);
-  events.push_back({place, offset, threadIdx.x, current->syncs, static_cast<uint8_t>(kind), static_cast<uint8_t>(size)});
+  events.push_back({place, offset, self, current->syncs, static_cast<uint8_t>(kind), static_cast<uint8_t>(size)});
   for (Open& open : current->open) open.global += !shared;
   if (traced && block_number % (int64_t{1} << 32) == 0)
-    steps.push_back({threadIdx.x, current->syncs, static_cast<uint8_t>(kind), name_of(offset), place});
+    steps.push_back({self, current->syncs, static_cast<uint8_t>(kind), name_of(offset), place});
 }
 
 // Whether a block does so much between two barriers that no more of it is kept: about 200 MB.
@@ -554,8 +624,9 @@ void sync(Wait wait, int line) {
 
 // --- what kernels call -----------------------------------------------------------------------------------------------------
 
-unsigned thread() { return threadIdx.x; }
-unsigned lane() { return threadIdx.x % 32; }
+unsigned thread() { return self; }
+unsigned threads() { return count(blockDim); }
+unsigned lane() { return self % 32; }
 void* slot(unsigned thread) { return slots[thread]; }
 
 void launch_threads(const char* kernel, const Launch& how, const std::function<void()>& run) {
@@ -563,12 +634,9 @@ void launch_threads(const char* kernel, const Launch& how, const std::function<v
   make_memory();
   make_fibers();
   written.resize(kShared);
-  if (how.block.x * how.block.y * how.block.z == 0 || how.grid.x * how.grid.y * how.grid.z == 0)
-    fault(std::string(kernel) + ": an empty grid or block");
-  if (how.block.x > kMostThreads)
-    fault(std::string(kernel) + ": " + std::to_string(how.block.x) + " threads per block; 1024 are the most");
-  if (how.block.y * how.block.z * how.grid.y * how.grid.z > 1)
-    fault(std::string(kernel) + ": only grids and blocks of one dimension are emulated");
+  if (count(how.block) == 0 || count(how.grid) == 0) fault(std::string(kernel) + ": an empty grid or block");
+  if (count(how.block) > kMostThreads)
+    fault(std::string(kernel) + ": " + std::to_string(count(how.block)) + " threads per block; 1024 are the most");
   if (how.shared > kSharedLimit)
     fault(std::string(kernel) + ": " + std::to_string(how.shared) + " bytes of shared memory; 49152 are the most");
   gridDim = how.grid;
@@ -577,13 +645,14 @@ void launch_threads(const char* kernel, const Launch& how, const std::function<v
   body = &run;
   fenced = false;
   const bool is_first = launches++ == 0;
-  if (is_first) first_launch.block = how.block.x;
-  for (unsigned b = 0; b < how.grid.x; ++b) {
-    blockIdx.x = b;
+  const unsigned blocks = count(how.grid);
+  if (is_first) first_launch.block = count(how.block);
+  for (unsigned b = 0; b < blocks; ++b) {
+    blockIdx = place_of(b, how.grid);
     block_number = launches << 32 | b;
     // The first and the last block are always among those that are counted.
-    const int64_t every = std::max<int64_t>(1, (how.grid.x + sampled - 1) / sampled);
-    counted = is_first && (b % every == 0 || b + 1 == how.grid.x);
+    const int64_t every = std::max<int64_t>(1, (blocks + sampled - 1) / sampled);
+    counted = is_first && (b % every == 0 || b + 1 == blocks);
     run_block();
   }
   current = nullptr;
@@ -601,6 +670,14 @@ void* shared(int id, size_t size, size_t align, const char* name) {
   shared_arrays.push_back({name, begin, size, element});
   return memory + begin;
 }
+
+void Local::begin(void* where, size_t bytes, size_t element, const char* name) {
+  if (!current) return;
+  begun = true;
+  std::memset(where, kScribble, bytes);
+  current->locals.push_back({static_cast<const char*>(where), name, bytes, element});
+}
+void Local::end() { current->locals.pop_back(); }
 
 void* dynamic_shared(size_t element, const char* name) {
   if (dynamic_bytes) {
@@ -638,7 +715,7 @@ int vote(int line, int value) {
 
 bool turn(int site) {
   if (current && (++current->turns > kMostTurns || current->barriers > kMostBarriers || current->syncs > 4 * kMostBarriers))
-    fault("thread " + std::to_string(threadIdx.x) + " goes round this loop again and again: does it end?", 0, -site);
+    fault(thread_name(self) + " goes round this loop again and again: does it end?", 0, -site);
   return true;
 }
 
@@ -653,7 +730,7 @@ bool test(int site, bool loop, bool outcome) {
     while (!current->open.empty() &&
            std::any_of(current->open.begin(), current->open.end(), [&](const Open& open) { return open.site == site; }))
       end(current->open.back().site);
-  events.push_back({static_cast<uintptr_t>(site), outcome, threadIdx.x, current->syncs, kTest, 0});
+  events.push_back({static_cast<uintptr_t>(site), outcome, self, current->syncs, kTest, 0});
   return outcome;
 }
 
@@ -681,7 +758,7 @@ void note_shuffle(unsigned from, bool nothing) {
   if (!counted) return;
   if (lane() == 0) ++first_launch.shuffles;
   if (!nothing && traced && block_number % (int64_t{1} << 32) == 0)
-    steps.push_back({threadIdx.x, current->syncs, kShuffle, "t" + std::to_string(from), 0});
+    steps.push_back({self, current->syncs, kShuffle, "t" + std::to_string(from), 0});
 }
 
 // --- the program's side ----------------------------------------------------------------------------------------------------
@@ -774,7 +851,8 @@ std::string report() {
   comma = "";
   for (const auto& [key, found] : wrong_accesses) {
     out << comma << "{\"place\": " << std::get<0>(key) << ", \"what\": " << quoted(std::get<1>(key))
-        << ", \"count\": " << found.count << ", \"line\": " << found.line << ", \"text\": " << quoted(found.text) << "}";
+        << ", \"count\": " << found.count << ", \"line\": " << found.line
+        << ", \"text\": " << quoted(found.text + (found.farther.empty() ? "" : "; the farthest is " + found.farther)) << "}";
     comma = ",\n ";
   }
   out << "], \"steps\": [";
@@ -815,12 +893,17 @@ void on_crash(int signal, siginfo_t* info, void* context) {
   const uintptr_t place = 0;
   (void)context;
 #endif
-  (void)info;
-  const std::string who =
-      current ? "thread " + std::to_string(threadIdx.x) + " of block " + std::to_string(blockIdx.x) : "the host";
-  fault(who + (signal == SIGFPE ? " divides an integer by 0"
-                                : " touches memory that is not there, or needs more than 64 KiB of stack"),
-        place);
+  const std::string who = current ? whose_turn() : "the host";
+  if (signal == SIGFPE) fault(who + " divides an integer by 0", place);
+  const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
+  std::string did = " touches memory that is not there";
+  if (stacks && at - (reinterpret_cast<uintptr_t>(stacks) - kGap) < kGap + kMostThreads * kStack && current) {
+    did = " needs more than 64 KiB of stack";
+  } else if (at > 0xffff && memory) {  // less is a pointer to nothing, or an address that the processor does not name
+    const Outside where = outside(static_cast<int64_t>(at - reinterpret_cast<uintptr_t>(memory)), false);
+    if (!where.what.empty()) did += ": " + where.what;
+  }
+  fault(who + did, place);
 }
 
 const int handlers = [] {

@@ -2,6 +2,9 @@
 // holds, and what it did as a JSON object.
 //
 //   rungs NAME --size 65536 --block 512 --elements 8 --dtype float32 --op sum --descending --in-step --trace --sampled 16
+//
+// Of a learner's kernel: --count 1 (the result is the number of elements that are not 0), --to int64 (another dtype of the
+// results), --width 32 (threads of a block in a row).
 #ifdef __linux__
 #include <signal.h>
 #include <sys/prctl.h>
@@ -79,10 +82,23 @@ void fill(void* where, Op op, int64_t n, const std::string& file) {
   std::fclose(opened);
 }
 template <class T>
-double sum(const void* where, int64_t n) {
-  double total = 0;
-  for (int64_t i = 0; i < n; ++i) total += static_cast<double>(static_cast<const T*>(where)[i]);
+double joined(Op op, const void* where, int64_t n) {
+  double total = identity<double>(op);
+  for (int64_t i = 0; i < n; ++i) total = combine(op, total, static_cast<double>(static_cast<const T*>(where)[i]));
   return total;
+}
+
+// A kernel that finds how many elements are not 0: a third of them are.
+template <class T>
+int64_t make_zeros(void* where, int64_t n) {
+  int64_t others = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    T& x = static_cast<T*>(where)[i];
+    if (element(i) % 3 == 0) x = T(0);
+    else if (element(i) % 3 == 1) x = T(-x);
+    others += x != T(0);
+  }
+  return others;
 }
 
 // f of a null pointer to the dtype's type.
@@ -115,6 +131,20 @@ void say(const char* name, const Call& call, double found, double wanted, const 
   emulate::tell(out.str());
 }
 
+// A learner's kernel leaves one result, or one a block: `out` has room for these.
+template <class To>
+void run_learner(const Call& call, double wanted, int64_t blocks, unsigned width) {
+  const auto& learner = emulate::learner();
+  void* const out = emulate::allocate(static_cast<size_t>(blocks) * sizeof(To), sizeof(To), learner.out);
+  for (int64_t b = 0; b < blocks; ++b) static_cast<To*>(out)[b] = identity<To>(call.op);
+  const auto threads = static_cast<unsigned>(call.block);
+  if (width && threads % width) emulate::fault("blocks of " + std::to_string(threads) + " threads have no whole rows");
+  learner.launch(static_cast<unsigned>(blocks), width ? dim3(width, threads / width) : dim3(threads), call.input, out, call.n);
+  const double first = static_cast<double>(*static_cast<To*>(out)), all = joined<To>(call.op, out, blocks);
+  // One result that atomics made, or one a block; with a single block they are the same.
+  say("learner", call, first == wanted ? first : all, wanted, first == wanted ? "one" : "a block");
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -141,7 +171,8 @@ int main(int count, char** arguments) {
   const bool written = !learned && rung.finish == Finish::written;
 
   Call call{};
-  call.dtype = kDTypes.at(options.count("--dtype") ? options["--dtype"] : "float32");
+  const std::string dtype = options.count("--dtype") ? options["--dtype"] : "float32";
+  call.dtype = kDTypes.at(dtype);
   call.op = options.count("--op") ? kOps.at(options["--op"]) : Op::sum;
   call.n = number("--size", 1 << 16);
   call.block = static_cast<int>(number("--block", rung.blocks.empty() ? 1 : rung.blocks[0]));
@@ -160,22 +191,20 @@ int main(int count, char** arguments) {
   with(call.dtype, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
     const size_t size = sizeof(T);
-    call.input = emulate::allocate(static_cast<size_t>(padded ? tiles * call.tile() : call.n) * size, size, "in");
+    call.input = emulate::allocate(static_cast<size_t>(padded ? tiles * call.tile() : call.n) * size, size,
+                                   learned ? emulate::learner().in : "in");
     fill<T>(call.input, call.op, call.n, options["--input"]);
     const double wanted = [&] {
+      if (number("--count", 0)) return static_cast<double>(make_zeros<T>(call.input, call.n));
       double total = identity<double>(call.op);
       for (int64_t i = 0; i < call.n; ++i)
         total = combine(call.op, total, static_cast<double>(static_cast<const T*>(call.input)[i]));
       return total;
     }();
     if (learned) {
-      // A learner's kernel leaves one sum, or one sum a block: `out` has room for these.
-      call.output = emulate::allocate(static_cast<size_t>(tiles) * size, size, "out");
-      emulate::learner().launch(static_cast<unsigned>(tiles), static_cast<unsigned>(call.block), call.input, call.output,
-                                call.n);
-      const double first = static_cast<double>(static_cast<T*>(call.output)[0]), all = sum<T>(call.output, tiles);
-      // One sum that atomics made, or one sum a block; with a single block they are the same.
-      say(name.c_str(), call, first == wanted ? first : all, wanted, first == wanted ? "one" : "a block");
+      with(kDTypes.at(options.count("--to") ? options["--to"] : dtype), [&](auto* to) {
+        run_learner<std::remove_pointer_t<decltype(to)>>(call, wanted, tiles, static_cast<unsigned>(number("--width", 0)));
+      });
       return;
     }
     if (rung.scratch_bytes) call.scratch = emulate::allocate(rung.scratch_bytes(call), size, "partial");
@@ -187,9 +216,10 @@ int main(int count, char** arguments) {
       bool right = true;
       for (int64_t i = 0; i < call.n; ++i)
         right &= static_cast<T*>(call.output)[i] == 100 || static_cast<T*>(call.output)[i] == 200;
-      say(name.c_str(), call, sum<T>(call.output, call.n), right ? sum<T>(call.output, call.n) : -1, "written");
+      const double sum = joined<T>(Op::sum, call.output, call.n);
+      say(name.c_str(), call, sum, right ? sum : -1, "written");
     } else {
-      say(name.c_str(), call, sum<T>(call.output, 1), wanted, "one");
+      say(name.c_str(), call, static_cast<double>(*static_cast<T*>(call.output)), wanted, "one");
     }
   });
   return 0;
