@@ -68,14 +68,16 @@ def changed(task, folder, *pairs):
 
 
 def test_each_chapter_has_some():
-    """Two or three per chapter, numbered from 1 in the order of the chapters, which are called as the rungs' are."""
+    """Five per chapter, of the first and last three; two or more to write or mend; numbered in the chapters' order,
+    which are called as the rungs' are."""
     assert list(ALL) == list(range(1, len(ALL) + 1))
     chapters = [task.chapter for task in ALL.values()]
     assert chapters == sorted(chapters)
-    titles = {rung.chapter: rung.title for rung in ladder.rungs()}
-    for chapter in range(1, 6):
+    titles = {rung.chapter: rung.title for rung in ladder.rungs()} | {0: "before the first kernel"}
+    for chapter in range(7):
         mine = [task for task in ALL.values() if task.chapter == chapter]
-        assert 2 <= len(mine) <= 3
+        assert len(mine) == (5 if 0 < chapter < 6 else 3)
+        assert sum(task.kind in _exercise.DONE for task in mine) >= 2
         assert {task.title for task in mine} == {titles[chapter]}
     assert {task.kind for task in ALL.values()} == set(_exercise.ANSWERS)
 
@@ -90,7 +92,7 @@ def test_each_has_a_solution():
         assert bool(_exercise.code_of(task.solution)) == bool(_exercise.code_of(task.file)) == (task.kind != "predict")
 
 
-@of("predict", "mend", "find")
+@of(*_exercise.ANSWERS)
 def test_a_task_is_short(task):
     """Three to six sentences, then one hint; lines of at most 120 characters."""
     assert 3 <= len(re.findall(r"[.?:](?= |$)", task.task)) <= 8
@@ -104,18 +106,19 @@ def test_a_task_is_short(task):
 
 @of("predict")
 def test_the_counter_is_right_and_others_are_wrong(task):
-    """The number that is counted is right, within half a point. Other numbers are wrong, and the word none."""
-    counter, value = counted(task)
+    """What is counted is right, within half a point or a tenth of it. Others are wrong, and the word none."""
+    _, value = counted(task)
     if value is None:
         assert _exercise.check(task, "none").right
         assert not _exercise.check(task, "100").right
         return
-    for answer in (f"{value}", f" {value:.2f}% ", f"{value + 0.49}", f"{value - 0.49}"):
+    near = min(0.5, value / 10)
+    for answer in (f"{value}", f" {value:.3f}% ", f"{value + 0.98 * near}", f"{value - 0.98 * near}"):
         assert _exercise.check(task, answer).right, answer
-    for answer in (f"{value + 0.51}", f"{value - 0.51}", f"{2 * value}", "-1", "nan", "none"):
+    for answer in (f"{value + 1.02 * near}", f"{value - 1.02 * near}", f"{2 * value}", "-1", "nan", "none"):
         checked = _exercise.check(task, answer)
         assert not checked.right, answer
-        assert _exercise.number_text(counter, value) in checked.lines[0]
+        assert checked.lines[0] == f"wrong: you predicted {answer}."  # and the answer is not told
 
 
 @of("predict")
@@ -153,7 +156,7 @@ def test_the_right_lines_and_no_others(task):
 
 def test_where_the_faults_are():
     """The lines that the emulator finds are those in which the faults were put."""
-    end, rounds = ALL[3], ALL[12]
+    end, rounds = ALL[6], ALL[21]
     assert lines(end) == {line_of(end.file, "in[idx] += in[idx + blockDim.x];")}
     assert lines(rounds) == {line_of(rounds.file, "sums[warp] = value"), line_of(rounds.file, "value = sums[lane]")}
     write, read = sorted(lines(rounds))
@@ -174,34 +177,55 @@ GIVEN = {
     "no_constant": "must know the size of this array",
     "four_turns": "bank conflicts 14.06; asked is at most 0",
     "out_of_step": "with no __syncwarp() between them",
+    "neighbours_touch": "global load efficiency 25.0%; asked is at least 90",
+    "four_in_flight": "elements per thread 1; asked is at least 4",
+    "leave_the_input": "stores 1.312; asked is at most 0.1",
+    "as_large_as_needed": "shared bytes 4096; asked is at most 2048",
+    "fewer_barriers": "barriers 10; asked is at most 5",
+    "many_before_the_tree": "elements per thread 1; asked is at least 8",
+    "one_per_block": "atomics 1; asked is at most 0.1",
+    "registers_only": "shared loads 2.562; asked is at most 0.1",
+    "uneven_work": "branch efficiency 93.9%; asked is at least 99.9",
+    "the_last_five_steps": "branch efficiency 98.4%; asked is at least 99.9",
+    "who_comes_first": "orders of blocks 2; asked is at most 1",
+    "last_one_adds": "for 32,768: 0, and right is",
+    "two_memories": "reads the host's memory",
+    "who_am_i": "which thread 0 of block 0 wrote, and no order of blocks is known",
     "two_walks": "branch efficiency 94.1%; asked is at least",
 }
 
 
-@of("mend")
+def judged(task, file):
+    """The check of a file, on fewer sizes and blocks."""
+    if task.kind == "program":
+        return _exercise.check_program(task, file)
+    return _exercise.check_kernel(task, file, **FEWER)
+
+
+@of(*_exercise.DONE)
 def test_the_kernel_as_given_fails(task):
     """And the check says why."""
-    checked = _exercise.check_kernel(task, task.file, **FEWER)
+    checked = judged(task, task.file)
     assert not checked.right
     assert checked.lines[0].startswith("wrong: ")
     assert GIVEN[task.name] in text_of(checked)
 
 
-@of("mend", "find")
+@of(*_exercise.DONE, "find")
 def test_the_solution_passes(task):
     """Each solution passes its check. A mended kernel of a `find` exercise adds right, without a race."""
-    asked = task if task.kind == "mend" else ALL[2]  # which asks for right sums and nothing more
-    checked = _exercise.check_kernel(asked, task.solution, **FEWER)
+    asked = task if task.kind != "find" else ALL[5]  # which asks for right sums and nothing more
+    checked = judged(asked, task.solution)
     assert checked.right, text_of(checked)
     assert checked.lines[0].startswith("right: ")
 
 
 @pytest.mark.parametrize("number, pairs, said", [
-    (5, [("float sum = 0;", "smem[tid] = 0;"), ("sum += in[i]", "smem[tid] += in[i]"), ("  smem[tid] = sum;\n", "")],
+    (10, [("float sum = 0;", "smem[tid] = 0;"), ("sum += in[i]", "smem[tid] += in[i]"), ("  smem[tid] = sum;\n", "")],
      "shared loads 6.562; asked is at most 3"),
-    (8, [("extern __shared__ float sdata[];", "__shared__ float sdata[1024];")],
+    (15, [("extern __shared__ float sdata[];", "__shared__ float sdata[1024];")],
      "shared bytes 4096; asked is at most 2048"),
-    (11, [("s > 32; s /= 2", "s > 0; s /= 2"), ("if (tid < 32) {", "if (false) {")], "barriers 10; asked is at most 4"),
+    (20, [("s > 32; s /= 2", "s > 0; s /= 2"), ("if (tid < 32) {", "if (false) {")], "barriers 10; asked is at most 4"),
 ])  # fmt: skip
 def test_right_sums_are_not_all(tmp_path, number, pairs, said):
     """A kernel that adds right, but not as it is asked for, is refused with the counter that shows it."""
@@ -215,7 +239,7 @@ def demands():
     """Each demand on a counter that some exercise has: the task, the counter, whether it is a least one, the bound."""
     found = []
     for task in ALL.values():
-        for demand in task.asks.split("; ")[1:] if task.kind == "mend" else ():
+        for demand in task.asks.split("; ")[1:] if task.kind in ("mend", "write") else ():
             counter, least, bound = re.fullmatch(r"(.+) at (most|least) ([\d.]+)", demand).groups()
             found.append((task, counter, least == "least", float(bound)))
     return found
@@ -247,7 +271,7 @@ def test_demands_are_there():
 
 def test_a_kernel_at_its_limit(monkeypatch, tmp_path):
     """The whole check of "shared loads at most 3" of a kernel that adds right: 3 passes, 3.01 and 4 fail."""
-    task = ALL[5]
+    task = ALL[10]
     for loads, right in ((3.0, True), (3.01, False), (4.0, False)):
         real = _exercise._try.judge
 
@@ -265,7 +289,7 @@ def test_a_kernel_at_its_limit(monkeypatch, tmp_path):
 
 def test_what_does_not_compile_is_shown_in_the_files_own_lines():
     """The compiler's message with line and text of the learner's file, and nothing of the emulator's."""
-    for number, part in ((4, "sdata[tid] = "), (8, "__shared__ float sdata[blockDim.x];")):
+    for number, part in ((9, "sdata[tid] = "), (15, "__shared__ float sdata[blockDim.x];")):
         file = ALL[number].file
         text = text_of(_exercise.check_kernel(ALL[number], file))
         line = line_of(file, part)
@@ -285,7 +309,7 @@ def test_the_list_names_them_all(capsys):
         assert f"Chapter {task.chapter}: {task.title}\n" in said
 
 
-@of("predict", "mend", "find")
+@of(*_exercise.ANSWERS)
 def test_an_exercise_is_shown(task, capsys):
     """The task and the hint; of mend and find the kernel with its line numbers, and of mend where to copy it from."""
     assert _program.main(["exercise", str(task.number)]) == 0
@@ -294,10 +318,10 @@ def test_an_exercise_is_shown(task, capsys):
     assert task.task in words and task.hint in words and task.why not in words
     for number, line in _exercise.code_of(task.file) if task.kind != "predict" else []:
         assert f"{number:4}  {line}".rstrip() in said
-    assert (str(task.file) in said) == (task.kind == "mend")
+    assert (str(task.file) in said) == (task.kind in _exercise.DONE)
 
 
-@of("predict", "mend", "find")
+@of(*_exercise.ANSWERS)
 def test_a_solution_is_shown(task, capsys):
     """The explanation, and the answer as it is computed or the mended kernel."""
     assert _program.main(["exercise", str(task.number), "--solution"]) == 0
@@ -311,21 +335,70 @@ def test_a_solution_is_shown(task, capsys):
         assert f"Lines to be found: {', '.join(map(str, sorted(lines(task))))}." in said
 
 
+@pytest.fixture(autouse=True)
+def own_progress(monkeypatch, tmp_path):
+    """Each test has a learner who has done nothing yet."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def answered(capsys, *arguments):
+    """The exit status, and what is printed."""
+    status = _program.main(["exercise", *arguments])
+    return status, capsys.readouterr().out
+
+
+def test_a_wrong_prediction_may_be_tried_again(capsys):
+    """It gets the hint and not the answer, twice; then the way to the answer is named, and --answer tells it."""
+    wanted = _exercise.number_text(*counted(ALL[4]))
+    for tries, way in (("1", "Try once more.\n"), ("2", "exercise 4 --answer\n"), ("3", "exercise 4 --answer\n")):
+        status, said = answered(capsys, "4", tries)
+        assert status == 1 and wanted not in said and "Hint: " in said and said.endswith(way)
+    status, said = answered(capsys, "4", wanted)
+    assert status == 0 and said.startswith("right: ") and "Hint" not in said
+    status, said = answered(capsys, "4", "--answer")
+    assert status == 0 and wanted in said
+
+
+def test_progress_is_kept(capsys):
+    """--mine says what is right, after how many wrong answers, and whether the answer was shown before."""
+    assert re.search(rf"^ +4 half_a_sector +–$.*^0 of {len(ALL)} are right", answered(capsys, "--mine")[1], re.M | re.S)
+    answered(capsys, "25", "50")
+    answered(capsys, "25", "none")
+    answered(capsys, "25", "50")  # once right, always right
+    answered(capsys, "4", "1")
+    answered(capsys, "4", "--answer")
+    status, said = answered(capsys, "--mine")
+    assert status == 0
+    assert re.search(r"^ +25 no_branch_at_all +right after 1 wrong answer$", said, re.M)
+    assert re.search(r"^ +4 half_a_sector +not yet after 1 wrong answer, with the answer shown$", said, re.M)
+    assert f"1 of {len(ALL)} are right. It is kept in {_exercise.progress_file()}" in said
+
+
+def test_progress_that_cannot_be_kept(capsys, monkeypatch, tmp_path):
+    """A file that is no JSON, or a folder that cannot be made, is nobody's error."""
+    _exercise.progress_file().parent.mkdir(parents=True)
+    _exercise.progress_file().write_text("{")
+    assert answered(capsys, "25", "none")[0] == 0 and answered(capsys, "--mine")[0] == 0
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    assert answered(capsys, "25", "none")[0] == 0 and answered(capsys, "--mine")[0] == 0
+
+
 def test_the_exit_status(capsys):
     """0 for a right answer, 1 for a wrong one, which gets the hint."""
-    assert _program.main(["exercise", "14", "none"]) == 0
+    assert _program.main(["exercise", "25", "none"]) == 0
     assert "Hint" not in capsys.readouterr().out
-    assert _program.main(["exercise", "14", "50"]) == 1
+    assert _program.main(["exercise", "25", "50"]) == 1
     assert "Hint" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments, said", [
     (["0"], "exercise 0: there is none; there are 1 to"),
     ([str(len(ALL) + 1)], f"there are 1 to {len(ALL)}"),
-    (["1", "many"], "'many' is neither a number nor the word none"),
-    (["3", "here"], "'here' is no list of line numbers"),
-    (["2", "there_is_no.cu"], "there_is_no.cu"),
-    (["--solution"], "of which exercise"),
+    (["4", "many"], "'many' is neither a number nor the word none"),
+    (["6", "here"], "'here' is no list of line numbers"),
+    (["5", "there_is_no.cu"], "there_is_no.cu"),
+    (["--answer"], "of which exercise"),
 ])  # fmt: skip
 def test_errors(capsys, arguments, said):
     with pytest.raises(SystemExit) as ended:
@@ -336,7 +409,7 @@ def test_errors(capsys, arguments, said):
 
 def test_without_torch():
     """In a clone the exercises need Python's own library only: -S hides all other packages."""
-    command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), "exercise", "4", str(ALL[4].file)]
+    command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), "exercise", "9", str(ALL[9].file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "it does not compile" in done.stdout
@@ -345,15 +418,15 @@ def test_without_torch():
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chapter", range(1, 6))
+@pytest.mark.parametrize("chapter", range(7))
 def test_chapters_name_their_exercises(chapter):
     """A chapter's page has one sentence with the numbers of its exercises, and what each asks for, in their order."""
     page = " ".join((ROOT / "docs" / "ladder" / f"chapter{chapter}.md").read_text(encoding="utf-8").split())
     ((first, last, listed),) = re.findall(rf"Exercises (\d+) to (\d+) of `{_program.CALLED} exercise`: (.+?)\. ", page)
     tasks = [task for task in ALL.values() if task.chapter == chapter]
     assert (int(first), int(last)) == (tasks[0].number, tasks[-1].number)
-    phrases = re.split(r", (?=(?:predict|mend|find) )", listed)
-    assert [phrase.split()[0] for phrase in phrases] == [task.kind for task in tasks]
+    phrases = re.split(r", (?=(?:predict|mend|write|find) )", listed)
+    assert [phrase.split()[0] for phrase in phrases] == [task.kind.replace("program", "mend") for task in tasks]
     for phrase, task in zip(phrases, tasks, strict=True):
         asked = re.match(r"(.+) of (\w+), blocks", task.asks) if task.kind == "predict" else ["", "", task.name]
         assert asked[1] in phrase and f"`{asked[2]}`" in phrase, phrase

@@ -823,11 +823,11 @@ def test_nothing_measured_yet(repository):
 
 @pytest.mark.skipif(not RESULTS, reason="there are no results yet")
 def test_chapters_are_short():
-    """A chapter has at most 150 lines with the tables of one GPU."""
+    """A chapter has at most 160 lines with the tables of one GPU."""
     made = ladder_report.documents(ROOT, RESULTS[:1])
     for number in range(1, 7):
-        assert len(made[f"docs/ladder/chapter{number}.md"].splitlines()) <= 150
-    assert len(made["docs/ladder/chapter0.md"].splitlines()) <= 170  # with a whole program
+        assert len(made[f"docs/ladder/chapter{number}.md"].splitlines()) <= 160
+    assert len(made["docs/ladder/chapter0.md"].splitlines()) <= 180  # with a whole program
 
 
 def test_pages_in_other_languages():
@@ -836,7 +836,7 @@ def test_pages_in_other_languages():
     found = set()
     for language in ladder_report.LANGUAGES:
         page = (ROOT / f"docs/ladder/{language}.md").read_text(encoding="utf-8")
-        assert len(page.splitlines()) <= 120 and f"(ladder/{language}.md)" in start
+        assert len(page.splitlines()) <= 130 and f"(ladder/{language}.md)" in start
         assert all(f"({other}.md)" in page.splitlines()[1] for other in {*ladder_report.LANGUAGES} - {language})
         code = re.search(r"^```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
         commands = [shlex.split(line, comments=True) for line in code.splitlines()]

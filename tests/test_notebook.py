@@ -145,7 +145,7 @@ def test_the_kernels_are_judged(ran):
 def test_the_exercise_is_the_chapters(ran):
     """The answer that stands there is wrong, and the check explains it."""
     printed, seen = ran
-    task = _exercise.exercise(1)
+    task = _exercise.exercise(4)
     assert task.chapter == 1 and not seen["checked"]
     assert task.task.split(".")[0] in " ".join(printed.split())
     assert task.mistakes["50"][1:] in printed

@@ -521,12 +521,13 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test], sou
     return result
 
 
-def options(descending=False, in_step=False, trace=False, **values) -> list[str]:
+def options(descending=False, last_block_first=False, in_step=False, trace=False, **values) -> list[str]:
     """The program's arguments: see main.cpp and emulator.h. `values`: size, block, elements, dtype, op, input ..."""
     found = []
     for option, value in values.items():
         found += [f"--{option}", str(value)] if value else []
-    return found + ["--descending"] * descending + ["--in-step"] * in_step + ["--trace"] * trace
+    found += ["--descending"] * descending + ["--last-block-first"] * last_block_first
+    return found + ["--in-step"] * in_step + ["--trace"] * trace
 
 
 def build_rungs(names: list[str], say=None) -> Path:

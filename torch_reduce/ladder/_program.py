@@ -201,7 +201,8 @@ def parser() -> argparse.ArgumentParser:
     exercising = action("exercise", "list the exercises, show one, or check an answer")
     exercising.add_argument("number", nargs="?", type=int)
     exercising.add_argument("answer", nargs="?", help="a number, a word, lines, or a file, as the exercise asks")
-    exercising.add_argument("--solution", action="store_true", help="show the solution")
+    exercising.add_argument("--answer", "--solution", dest="solution", action="store_true", help="show the answer")
+    exercising.add_argument("--mine", action="store_true", help="show which ones you have done")
     return whole
 
 

@@ -55,7 +55,7 @@ std::string block_name(unsigned block) { return "block " + named(block, gridDim)
 
 namespace emulate {
 
-bool descending = false, traced = false, in_step = false, whole = false;
+bool descending = false, traced = false, in_step = false, whole = false, last_block_first = false;
 int64_t sampled = 16;
 
 namespace {
@@ -647,7 +647,8 @@ void launch_threads(const char* kernel, const Launch& how, const std::function<v
   const bool is_first = launches++ == 0;
   const unsigned blocks = count(how.grid);
   if (is_first) first_launch.block = count(how.block);
-  for (unsigned b = 0; b < blocks; ++b) {
+  for (unsigned i = 0; i < blocks; ++i) {
+    const unsigned b = last_block_first ? blocks - 1 - i : i;
     blockIdx = place_of(b, how.grid);
     block_number = launches << 32 | b;
     // The first and the last block are always among those that are counted.

@@ -9,10 +9,11 @@
 namespace emulate {
 
 // How to run.
-extern bool descending;  // threads of a block take their turns from the last to the first
-extern bool in_step;     // threads of a warp run from access to access together, as they did before Volta
-extern bool traced;      // keep every access of block 0, for who adds what
-extern int64_t sampled;  // blocks whose accesses are counted, spread over the grid
+extern bool descending;        // threads of a block take their turns from the last to the first
+extern bool last_block_first;  // blocks run from the last to the first
+extern bool in_step;           // threads of a warp run from access to access together, as they did before Volta
+extern bool traced;            // keep every access of block 0, for who adds what
+extern int64_t sampled;        // blocks whose accesses are counted, spread over the grid
 
 // Global memory: zeros, with a gap on each side in which an access is an error.
 void* allocate(size_t bytes, size_t element, const char* name);

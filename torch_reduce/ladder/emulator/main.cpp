@@ -158,6 +158,7 @@ int main(int count, char** arguments) {
     if (option == "--descending") emulate::descending = true;
     else if (option == "--in-step") emulate::in_step = true;
     else if (option == "--trace") emulate::traced = true;
+    else if (option == "--last-block-first") emulate::last_block_first = true;
     else if (i + 1 < count) options[option] = arguments[++i];
   }
   const auto number = [&](const char* option, int64_t otherwise) {
