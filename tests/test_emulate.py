@@ -427,6 +427,10 @@ RIGHT = {  # unusual kernels that are right
         "if (t == 0) { partial[blockIdx.x] = s[0]; __threadfence();\n"
         "    if (atomicAdd(&arrived, 1u) == gridDim.x - 1)\n"
         "      for (unsigned b = 0; b < gridDim.x; ++b) out[0] += partial[b]; }"),
+    "a type of its own": TREE.replace(
+        "if (t == 0) out[blockIdx.x] = s[0];",
+        "union { float number; int bits; } both;\n  struct { float a; int b[2]; } pair;\n  both.number = s[0];\n"
+        "  pair.a = __int_as_float(both.bits); if (t == 0) out[blockIdx.x] = pair.a;"),
     "a mark before the first character": "\ufeff" + TREE.lstrip(),
     "lines of Windows": TREE.replace("\n", "\r\n"),
 }  # fmt: skip
@@ -671,8 +675,9 @@ def test_time_on_a_gpu_compiles(tmp_path):
     if not nvcc or not nvcc.exists():
         pytest.skip("needs nvcc")
     mine = kernel(tmp_path, TREE)
-    (tmp_path / "time.cu").write_text(_try.timing_source(mine, 1))
-    subprocess.run([nvcc, "-std=c++17", "-c", "-o", tmp_path / "time.o", tmp_path / "time.cu"], check=True)
+    for text in (_try.timing_source(mine, 1), _try.timing_source_of("multi_element", 16)):
+        (tmp_path / "time.cu").write_text(text)
+        subprocess.run([nvcc, "-std=c++17", "-c", "-o", tmp_path / "time.o", tmp_path / "time.cu"], check=True)
 
 
 # --- the translation --------------------------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ class Emulated:
         races, wrong: accesses that no barrier puts in order; accesses outside of arrays or of what nobody wrote.
         fault: what ended the run early, or None.
         steps: with trace, every access of block 0: (thread, barriers before it, kind, "name[index]", line).
+        order: of a kernel whose additions were kept: how many there are ("additions"), how many are not the contract's
+            ("others"), the first of these, a Finding or None ("first"), and one of 0.0 ("zeros"): see _order.py.
         lines: {line: what its loads and stores did, in requests, bytes, sectors and bank conflicts}.
     """
 
@@ -107,6 +109,7 @@ class Emulated:
     wrong: list[Finding] = field(default_factory=list)
     fault: Finding | None = None
     steps: list[tuple[int, int, int, str, int]] = field(default_factory=list)
+    order: dict = field(default_factory=dict)
     lines: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
@@ -242,10 +245,17 @@ def compile_object(text: str, name: str, flags: list[str]) -> Path:
     return made
 
 
-def build(units: list[tuple[str, str]], say=None, include: Path | None = None) -> Path:
-    """The program with the given (name, translated text), compiled side by side; say(done, all) tells how far it is."""
+def build(units: list[tuple[str, str]], say=None, include: Path | None = None, parts: tuple[str, ...] = ()) -> Path:
+    """The program with the given (name, translated text), compiled side by side; say(done, all) tells how far it is.
+
+    Args:
+        units, say: see above.
+        include: a folder with headers.
+        parts: more files of the emulator.
+    """
     folder = sources()
-    own = [(path.read_text(encoding="utf-8"), path.stem) for path in (EMULATOR / "emulator.cpp", EMULATOR / "main.cpp")]
+    paths = [EMULATOR / name for name in ("emulator.cpp", "main.cpp", *parts)]
+    own = [(path.read_text(encoding="utf-8"), path.stem) for path in paths]
     own.append(((folder / "rung.cpp").read_text(encoding="utf-8"), "rung"))
     jobs = [(text, name, PROGRAM_FLAGS) for text, name in own]
     beside = ["-I", str(include)] if include else []  # for headers that a learner's file includes
@@ -474,6 +484,8 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test], sou
         return result
     places = [entry[key] for entry in said["races"] for key in ("before", "now")]
     places += [entry["place"] for entry in said["wrong"] + said["requests"]] + [step[4] for step in said["steps"]]
+    order = said.get("order", {})
+    places += [order[key] for key in ("place", "zeros_place") if key in order]
     lines = lines_of(program, [*places, said.get("place", 0)])
     known = {test.number: test for test in tests}
 
@@ -511,6 +523,13 @@ def read(said: dict, name: str, program: Path, tests: list[_translate.Test], sou
             found.file, found.line = source.name, entry["line"]
         found.unset = entry["what"] == "unset"
         result.wrong.append(found)
+    if order:
+        result.order = {
+            "additions": order["additions"],
+            "others": order["others"],
+            "first": finding(order["text"], order["place"]) if order["text"] else None,
+            "zeros": finding(order["zeros"], order["zeros_place"]) if order["zeros"] else None,
+        }
     result.steps = [(*step[:4], lines.get(step[4], ("", 0))[1]) for step in said["steps"]]
     for request in said["requests"]:
         line = lines.get(request["place"], ("", 0))[1]

@@ -197,6 +197,7 @@ def parser() -> argparse.ArgumentParser:
     whole_program = action("program", "compile a whole CUDA program, with its main(), and run it on the CPU")
     whole_program.add_argument("file", type=Path)
     whole_program.add_argument("arguments", nargs="*", help="for the program")
+    trying.add_argument("--order", action="store_true", help="compare the bits and the order of additions, too")
 
     exercising = action("exercise", "list the exercises, show one, or check an answer")
     exercising.add_argument("number", nargs="?", type=int)

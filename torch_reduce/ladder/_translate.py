@@ -198,8 +198,13 @@ def translate(text: str, file: str, first: int = 1, watched: bool = False) -> Tr
             number += 1
 
     for body, end, _ in bodies if watched else ():
+        types = [
+            (start.end(), closing(code, start.end() - 1))
+            for start in re.compile(r"\b(?:struct|union|class)\b[^;{}()]*\{").finditer(code, body, end)
+        ]
         for found in _LOCALS.finditer(code, body, end):
-            if found[1].split()[0] in _NO_TYPES:
+            member = any(first <= found.start(1) < last for first, last in types)
+            if member or found[1].split()[0] in _NO_TYPES:
                 continue
             for _, name, _ in _declared(found[1]):
                 edits.append((found.end(), found.end(), f' ::emulate::Local emulate_{number}({name}, "{name}");'))

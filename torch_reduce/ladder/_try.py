@@ -136,10 +136,14 @@ class Kernel:
         )
         return f"switch {threads} {{{cases} }}"
 
-    def build(self) -> Path:
-        """The program; CannotEmulate shows what the compiler says, with the file's own lines."""
+    def build(self, before: str = "", parts: tuple[str, ...] = ()) -> Path:
+        """The program; CannotEmulate shows what the compiler says, with the file's own lines.
+
+        `before` stands before the file, and `parts` are more files of the emulator.
+        """
         launch = _translate.translate(self.launcher(), "launch", 200_000).text
         text = "\n".join([
+            before,
             '#define main learner_main',
             self.translation.text,
             "#undef main",
@@ -154,7 +158,7 @@ class Kernel:
             "}(); }",
         ])  # fmt: skip
         try:
-            return _emulate.build([(f"learner-{self.name}", text)], include=self.file.resolve().parent)
+            return _emulate.build([(f"learner-{self.name}", text)], None, self.file.resolve().parent, parts)
         except _emulate.CannotEmulate as error:
             raise _emulate.CannotEmulate(explained(str(error), self.file)) from None
 
@@ -403,18 +407,43 @@ def timing_source(kernel: Kernel, elements: int) -> str:
     )
 
 
-def time_on_gpu(kernel: Kernel, elements: int) -> str:
-    """A sentence: the kernel's time on the GPU, or why there is none."""
+def timing_source_of(rung: str, elements: int) -> str:
+    """The same of a rung that takes floats and joins its blocks by atomics, such as multi_element."""
+    folder = _emulate.sources()
+    launch = (
+        f'static const auto rung = gpureduce::ladder::registry().at("{rung}"); gpureduce::ladder::Call call{{}}; '
+        f"call.block = 512; call.elements = {elements}; call.input = in; call.n = n; call.output = out; "
+        "rung.run(call); (void)blocks; (void)threads;"
+    )
+    text = TIMING.format(
+        file=_emulate.rung_files()[rung], launch=launch, element="float", elements=elements, threads="dim3(512)"
+    )
+    return f'#include "{folder / "rung.cpp"}"\n' + text
+
+
+def time_on_gpu(kernel: Kernel, elements: int, beside: str | None = None) -> str:
+    """A sentence: the kernel's time on the GPU, or why there is none; with the time of the rung `beside`, if given."""
+    found = _time(timing_source(kernel, elements), kernel.text)
+    if isinstance(found, str):
+        return f"time: {found}"
+    text = f"time: {found[0]} µs for 2^24 elements, {found[1]} GB/s (blocks of 512, cold caches, median of 21)."
+    if not beside:
+        return text
+    other = _time(timing_source_of(beside, 16), "")
+    return f"{text}\n{beside}: " + (other if isinstance(other, str) else f"{other[0]} µs, {other[1]} GB/s.")
+
+
+def _time(text: str, version: str) -> tuple[str, str] | str:
+    """µs and GB/s that a program printed, or why it did not. `version`: what it includes, if that may change."""
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     listed = shutil.which("nvidia-smi") and subprocess.run(
         ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
     )
     if not listed or "GPU 0" not in listed.stdout:
-        return "time: there is no NVIDIA GPU here."
+        return "there is no NVIDIA GPU here."
     if not nvcc:
-        return "time: there is no nvcc here to compile for the GPU."
-    text = timing_source(kernel, elements)
-    source = _emulate.cache() / f"time-{hashlib.sha256((text + kernel.text).encode()).hexdigest()[:24]}.cu"
+        return "there is no nvcc here to compile for the GPU."
+    source = _emulate.cache() / f"time-{hashlib.sha256((text + version).encode()).hexdigest()[:24]}.cu"
     _emulate.put(source, text)
     command = [nvcc, "-O3", "-std=c++17", "-arch=native", "-o", source.with_suffix(""), source]
     done = _emulate.execute(command, _emulate.COMPILE_SECONDS)
@@ -422,11 +451,11 @@ def time_on_gpu(kernel: Kernel, elements: int) -> str:
         done = _emulate.execute([source.with_suffix("")], seconds=60)
     said = (done.output + done.errors).strip().splitlines() or ["the program ended without a word"]
     if done.failed:
-        return f"time: {done.stopped or said[0]}"
+        return done.stopped or said[0]
     found = re.search(r"^([\d.]+) ([\d.]+)\n\Z", done.output, re.MULTILINE)  # the last line: a kernel may print, too
     if not found:
-        return f"time: {said[-1]}"
-    return f"time: {found[1]} µs for 2^24 elements, {found[2]} GB/s (blocks of 512, cold caches, median of 21)."
+        return said[-1]
+    return found[1], found[2]
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
@@ -502,13 +531,26 @@ def line_table(verdict: Verdict) -> list[str]:
 
 def main(options: argparse.Namespace) -> int:
     """``try FILE``."""
+    from torch_reduce.ladder import _order  # which needs this module
+
     kernel = Kernel.of(options.file, options.kernel, options.dtype, options.op)
-    blocks = BLOCKS
+    blocks = _order.BLOCKS if options.order else BLOCKS
+    if options.order and (kernel.op != "sum" or kernel.dtype not in ("float32", "float64")):
+        raise ValueError("--order: it compares sums of floats; the others have the same bits in every order")
     if options.block:
         threads, kernel.width = options.block
         blocks = (threads,)
-    verdict = judge(kernel, elements=options.elements, blocks=blocks)
+    program = kernel.build()
+    verdict = judge(kernel, program, options.elements, blocks)
     print("\n".join(report(verdict)), flush=True)
+    right = verdict.right
+    if options.order and right:
+        partials = verdict.how != "one"
+        order = _order.compare(kernel, program, verdict.elements, partials, blocks[0])
+        print("\n".join(_order.report(order, partials)), flush=True)
+        right = order.right
+    elif options.order:
+        print("order: the sums have to be right first")
     sample = verdict.sample
     if sample and not sample.fault:
         print(f"\nrequests of warps, line by line ({sample.size:,} elements, blocks of {sample.block}):")
@@ -520,6 +562,6 @@ def main(options: argparse.Namespace) -> int:
         for counter in columns:
             values = [_figures.cell(counter, each.counters) for each in (sample, other, another)]
             print(f"  {counter:<24}" + "".join(f"{value:>22}" for value in values))
-        print(time_on_gpu(kernel, verdict.elements))
-    print("right" if verdict.right else "not right yet", file=sys.stdout)
-    return 0 if verdict.right else 1
+        print(time_on_gpu(kernel, verdict.elements, "multi_element" if options.order else None))
+    print("right" if right else "not right yet", file=sys.stdout)
+    return 0 if right else 1

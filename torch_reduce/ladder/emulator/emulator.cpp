@@ -876,6 +876,8 @@ void tell(const std::string& text) {
   }
 }
 
+std::string called(unsigned thread, unsigned block) { return thread_name(thread) + " of " + block_name(block); }
+
 void fault(const std::string& what, uintptr_t place, int line) {
   // A line below 0 is the number of a test.
   tell("{\"fault\": " + quoted(what) + ", \"place\": " + std::to_string(place) + ", \"line\": " + std::to_string(line) + ", " +

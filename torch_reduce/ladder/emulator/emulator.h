@@ -33,6 +33,8 @@ std::string report();
 // Writes the program's result where Python reads it: nothing else comes there.
 void tell(const std::string& text);
 
+std::string called(unsigned thread, unsigned block);  // by their numbers in the last launch: "thread 3 of block 0"
+
 // Ends the program with what a kernel must not do.
 [[noreturn]] void fault(const std::string& what, uintptr_t place = 0, int line = 0);
 

@@ -4,7 +4,9 @@
 //   rungs NAME --size 65536 --block 512 --elements 8 --dtype float32 --op sum --descending --in-step --trace --sampled 16
 //
 // Of a learner's kernel: --count 1 (the result is the number of elements that are not 0), --to int64 (another dtype of the
-// results), --width 32 (threads of a block in a row).
+// results), --width 32 (threads of a block in a row). With --order 1 the input is floats whose sums round, or -0.0 with --order
+// zeros, and the result that is wanted has the contract's bits; --partials 1: the kernel leaves one sum a block, which are
+// joined.
 #ifdef __linux__
 #include <signal.h>
 #include <sys/prctl.h>
@@ -19,6 +21,7 @@
 #include <sstream>
 #include <string>
 
+#include "contract.h"
 #include "emulator.h"
 #include "learner.h"
 #include "rung.h"
@@ -112,22 +115,22 @@ auto with(DType dtype, F f) {
   }
 }
 
-// A number as Python's json reads it.
+// A number as Python's json reads it: -0.0 too, which is an integer without its point.
 std::string text(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   char written[40];
   std::snprintf(written, sizeof written, "%.17g", value);
-  return written;
+  return std::string(written) + (std::strpbrk(written, ".e") ? "" : ".0");
 }
 
 std::string blocks = "[]";  // those that the rung takes, as JSON
 
-void say(const char* name, const Call& call, double found, double wanted, const char* how) {
+void say(const char* name, const Call& call, double found, double wanted, const char* how, const std::string& more = "") {
   std::ostringstream out;
   out << "{\"name\": \"" << name << "\", \"size\": " << call.n << ", \"elements\": " << call.elements
       << ", \"found\": " << text(found) << ", \"wanted\": " << text(wanted) << ", \"how\": \"" << how
-      << "\", \"blocks\": " << blocks << ", " << emulate::report() << "}\n";
+      << "\", \"blocks\": " << blocks << ", " << more << emulate::report() << "}\n";
   emulate::tell(out.str());
 }
 
@@ -143,6 +146,40 @@ void run_learner(const Call& call, double wanted, int64_t blocks, unsigned width
   const double first = static_cast<double>(*static_cast<To*>(out)), all = joined<To>(call.op, out, blocks);
   // One result that atomics made, or one a block; with a single block they are the same.
   say("learner", call, first == wanted ? first : all, wanted, first == wanted ? "one" : "a block");
+}
+
+// Of both signs, of sizes from 2^-6 to 2^6, and now and then a large number whose opposite comes half of the elements later:
+// what is added to it in the meantime loses digits, so that another order has other bits.
+template <class T>
+T uneven(int64_t i, int64_t n) {
+  const int64_t half = n / 122 * 61;
+  const bool large = i % 61 == 30 && i < 2 * half, second = large && i >= half;
+  uint64_t bits = (static_cast<uint64_t>(second ? i - half : i) + 1) * 0x9E3779B97F4A7C15u;
+  bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
+  bits ^= bits >> 27;
+  if (large) return static_cast<T>((second == bits % 2 ? 1 : -1) * (sizeof(T) == 4 ? 0x1p20 : 0x1p50));
+  const double value = static_cast<double>(static_cast<int64_t>(bits)) / 0x1p63;  // -1 to 1
+  return static_cast<T>(std::ldexp(value, static_cast<int>(bits % 13) - 6));
+}
+
+// A learner's kernel whose result has to have the contract's bits.
+template <class T>
+void compare_order(const Call& call, bool zeros, int64_t blocks, unsigned width, bool partials) {
+  T* const in = static_cast<T*>(call.input);
+  for (int64_t i = 0; i < call.n; ++i) in[i] = zeros ? T(-0.0) : uneven<T>(i, call.n);
+  const auto add = [](T a, T b) { return a + b; };
+  const double wanted = emulate::in_order(call.n, [in](int64_t i) { return in[i]; }, add);
+  const auto& learner = emulate::learner();
+  if (learner.begin) learner.begin(in, call.n, sizeof(T) == 8);
+  T* const out = static_cast<T*>(emulate::allocate(static_cast<size_t>(blocks) * sizeof(T), sizeof(T), learner.out));
+  const auto threads = static_cast<unsigned>(call.block);
+  learner.launch(static_cast<unsigned>(blocks), width ? dim3(width, threads / width) : dim3(threads), in, out, call.n);
+  const int64_t sums = partials ? blocks : 1;
+  double found = 0;
+  std::string more;
+  if (learner.end) more = learner.end(out, sums, call.n, &found);
+  else found = emulate::nearest(std::vector<T>(out, out + sums), add);
+  say("learner", call, found, wanted, partials ? "a block" : "one", more);
 }
 
 }  // namespace
@@ -202,6 +239,12 @@ int main(int count, char** arguments) {
         total = combine(call.op, total, static_cast<double>(static_cast<const T*>(call.input)[i]));
       return total;
     }();
+    if (options.count("--order")) {
+      if constexpr (std::is_floating_point_v<T>)
+        compare_order<T>(call, options["--order"] == "zeros", tiles, static_cast<unsigned>(number("--width", 0)),
+                         number("--partials", 0) != 0);
+      return;
+    }
     if (learned) {
       with(kDTypes.at(options.count("--to") ? options["--to"] : dtype), [&](auto* to) {
         run_learner<std::remove_pointer_t<decltype(to)>>(call, wanted, tiles, static_cast<unsigned>(number("--width", 0)));
