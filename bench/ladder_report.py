@@ -421,7 +421,7 @@ def verdict(rung, results):
 
 
 def holds(all_results):
-    """A row for each rung that claims something of a lesson, a column a GPU."""
+    """A row for each rung that claims something of a lesson, a column a GPU; and which results are older than csrc/."""
     measured = dict(all_results)
     names = GPUS | {slug: results["gpu"] for slug, results in all_results}
     printed = {name: seconds for lesson in _climb.LESSONS.values() for name, seconds in lesson.items()}
@@ -436,7 +436,11 @@ def holds(all_results):
     head = ["rung", "compared with", "meant to move", "then", *names.values()]
     missing = [name for slug, name in names.items() if slug not in measured]
     note = f"Not measured yet: {', '.join(missing)}. There `python bench/ladder.py --save` fills the column."
-    return [*report.table(head, table), "", *([*wrapped(note), ""] if missing else [])]
+    notes = [wrapped(note)] if missing else []
+    for _, results in all_results:
+        if older := since({"ladder": results["csrc"]}):
+            notes.append(wrapped(f"{results['gpu']} was measured on {results['date']}{older}."))
+    return [*report.table(head, table), "", *(line for lines in notes for line in [*lines, ""])]
 
 
 # --- what differs from the lessons ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import argparse
 import pathlib
 import statistics
 import sys
+import textwrap
 
 import pictures
 import provenance
@@ -24,12 +25,21 @@ NOTE = "<!-- made by bench/models_report.py; do not edit -->"
 NOTHING = ["not measured yet", ""]
 
 
+def hashes_of(results):
+    """{part: hash} of the sources that were measured."""
+    return provenance.sources(results, "cuda" if results["gpu"] else "cpu")
+
+
+def since(results, root):
+    """What to add to the date: what of csrc/ has changed."""
+    return provenance.since(provenance.changed(hashes_of(results), root))
+
+
 def source_line(results, root=ROOT):
     """Where and when it was measured, on what, and what of csrc/ has changed since."""
     gpu = results["gpu"]
     where = f"{gpu}, driver {results['driver']}, CUDA {results['cuda']}" if gpu else "the CPU alone"
-    hashes = provenance.sources(results, "cuda" if gpu else "cpu")
-    at = provenance.at(hashes) + provenance.since(provenance.changed(hashes, root))
+    at = provenance.at(hashes_of(results)) + since(results, root)
     return (
         f"{where}; {results['date']}, torch {results['torch']}, Python {results['python']}, {results['cpu_name']}, "
         f"{results['cpu_threads']} threads;\n{at}."
@@ -121,14 +131,19 @@ def invariance(results):
     return [*report.table(["different results of a row's sum", *cases[0]["patterns"]], rows), ""]
 
 
-def in_words(results):
-    """What the picture shows and leaves out: how many results each layout has, by dtype, and torch's version."""
+def in_words(results, root):
+    """What the picture shows and leaves out: how many results each layout has, by dtype, and torch's version.
+
+    It names the date if sources have changed since.
+    """
     torchs, ours = {}, set()
     for case in results["cases"]:
         numbers = {name: len(set(found)) for name, found in case["patterns"].items()}
         torchs.setdefault(case["dtype"], {})[case["layout"].split(":")[0]] = numbers["torch.sum"]
         ours.add(numbers["torch_reduce.sum"])
-    lines = [f"One row's sum in batches of 1 to {results['sizes'][-1]} rows, on {results['gpu']}:", ""]
+    older = since(results, root)
+    at = f"{results['gpu']}, measured on {results['date']}{older}" if older else results["gpu"]
+    lines = [*textwrap.wrap(f"One row's sum in batches of 1 to {results['sizes'][-1]} rows, on {at}:", 120), ""]
     lines += [f"- `torch.sum` of torch {results['torch']}, {dtype}: {each(found)};" for dtype, found in torchs.items()]
     return [*lines, f"- `torch_reduce.sum`, all of these: {plural(max(ours))}.", ""]
 
@@ -168,7 +183,7 @@ def documents(root, times, patterns):
     lines, shown, made = [], [], {}
     for slug, results in patterns:
         lines += [source_line(results, root), "", *invariance(results), *picture(slug, results, "")]
-        shown += [*in_words(results), *picture(slug, results, "docs/")]
+        shown += [*in_words(results, root), *picture(slug, results, "docs/")]
         made[f"docs/images/batch-invariance-{slug}.svg"] = pictures.batch_invariance(results)
     made[PAGE] = report.fill(page, "models:invariance", lines or NOTHING, NOTE)
     made["README.md"] = report.fill(readme, "models:summary", shown or NOTHING, NOTE)

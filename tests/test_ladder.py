@@ -894,6 +894,16 @@ def test_bytes_of_an_exact_sum():
     assert ladder_report.asked(step) == (1 << 20, 128 * (10 * 8 + 4) // 4)
 
 
+@pytest.mark.skipif(not RESULTS, reason="there are no results yet")
+def test_older_results_of_lessons_are_noted():
+    """Below the table stands which GPU was measured on other sources, and when."""
+    results = dict(RESULTS)["h200"]
+    for known, older in (("0" * 64, True), (provenance.csrc_hash(part="ladder"), False)):
+        lines = ladder_report.holds([("h200", results | {"csrc": known})])
+        note = f"{results['gpu']} was measured on {results['date']}; since then the ladder has changed."
+        assert (note in lines) == older, lines[-6:]
+
+
 def test_does_the_lesson_hold():
     """A verdict follows the numbers of two rungs; a GPU without results has a column that says so."""
     before = {"name": "neighbored", "us": 100.0, "counters": {"branch efficiency": 70.0}}

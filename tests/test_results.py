@@ -840,6 +840,22 @@ def test_results_of_other_sources_are_noted(page, models_repository):
     assert checked(models_repository) is None  # the note is there already
 
 
+def test_older_results_of_batch_invariance_are_noted(models_repository):
+    """README's summary and the page name the date and what has changed since; of today's sources they do not."""
+    path = models_repository / "bench" / "results" / "example" / models_report.INVARIANCE
+    results = made_up_models()[1]
+    today = {part: provenance.csrc_hash(models_repository, part) for part in ("cuda", "cpu")}
+    for older in (True, False):
+        path.write_text(json.dumps(results | {"sources": today | ({"cuda": "0" * 64} if older else {})}))
+        models_report.main(["--root", str(models_repository)])
+        readme = (models_repository / "README.md").read_text()
+        (summary,) = re.findall("<!-- models:summary -->.*?<!-- /models:summary -->", readme, flags=re.DOTALL)
+        note = f", measured on {results['date']}{NOTE}engine on CUDA has changed:"
+        summary = " ".join(summary.split())
+        assert (note in summary) == older and summary.count(NOTE) == older
+        assert check_models(models_repository) is None
+
+
 def test_what_has_changed_since(tmp_path):
     """A date names each part that is not today's, as the ladder's page needs it of the ladder and of its engine."""
     for name in ("ladder/one.cu", "cuda/sum.cu", "cpu/sum.cpp"):
