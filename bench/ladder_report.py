@@ -239,7 +239,7 @@ def lesson(slug, results, title):
     lines = ["```", title, *_climb.lesson_table(steps, printed), "```", "", "Where they disagree:", ""]
     for item in _climb.disagreements(steps, printed, climb["ceiling"]["gbps"]):
         lines += wrapped(item, "  ")
-    lines += ["", *profiled(steps)]
+    lines += ["", *wrapped(_climb.COUNTED), "", *profiled(steps)]
     counters = counter_table(climb, printed)
     return lines + (report.folded("The counters here, on ints", counters[:-1]) if counters else [])
 
@@ -299,10 +299,11 @@ def asked(step):
     return blocks * (first * loads + 2 * additions + 1), blocks * (first + additions + 1)
 
 
-def effective(slug, results):
-    """The effective bandwidth of every rung, and what of it the DRAM read."""
+def effective(slug, results, chapter=None):
+    """The effective bandwidth of every rung, or of a chapter's, and what of it the DRAM read."""
     table = []
-    for step in results["climb"]["rungs"]:
+    wanted = {rung.name for rung in ladder.rungs() if chapter in (None, rung.chapter)}
+    for step in (step for step in results["climb"]["rungs"] if step["name"] in wanted):
         item = step["bytes"] / step["elements"]
         read, written = (count * item for count in asked(step))
         us = _climb.kernel_us(step)
@@ -551,6 +552,7 @@ SOURCES = {"counters": counter_names, "differs": differences}  # made without re
 PARTS = {  # made of the results that are shown
     "measured": source_lines,
     "effective": effective,
+    "effective 2": lambda slug, results: effective(slug, results, 2),
     **{f"chapter {n}": lambda slug, results, n=n: chapter(slug, results, n) for n in range(1, 7)},
     **{f"{t.split(':')[0]} then": lambda slug, results, title=t: lesson(slug, results, title) for t in _climb.LESSONS},
     "Chapter 5 then": lambda slug, results: profiled_only(slug, results, 5),

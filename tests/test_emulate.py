@@ -621,6 +621,28 @@ def test_the_learners_names(tmp_path):
     assert lines[0].startswith("load     t0: s0 = 0   t1: s1 = 1") and lines[-1].startswith("write    t0: out0 = s0")
 
 
+
+@pytest.mark.parametrize("shuffle, needed", [
+    ("__shfl_down_sync(~0u, value, 16)", 16),
+    ("__shfl_up_sync(~0u, value, 16)", 16),
+    ("__shfl_sync(~0u, value, 0)", 32),
+], ids=["down", "up", "from"])  # fmt: skip
+def test_all_threads_of_a_warp_run_its_shuffles(tmp_path, shuffle, needed):
+    """Also those for which no lane is there: they get their own value back. The shuffle is one of each warp's."""
+    mine = kernel(tmp_path, f"""
+__global__ void mine(const float* in, float* out, int n) {{
+  float value = in[threadIdx.x];
+  value += {shuffle};
+  atomicAdd(out, value);
+}}
+""")
+    found = mine.run(mine.build(), size=64, block=64, trace=True)
+    (step,) = (step for step in _step.steps_of(found) if step.shuffling)
+    assert step.shuffling == set(range(64)) and found.counters["shuffles"] == 1
+    assert len(step.actions) == 2 * needed  # of two warps
+    assert step.note(64).startswith("64 of 64 threads")
+
+
 def test_local_variables_without_a_value(tmp_path):
     """A sum that nothing has been written to is no lucky zero: it is told where the result is wrong."""
     text = TREE.replace("  s[t] =", "  float x;\n  if (n < 0) x = 1;\n  x += i < n ? in[i] : 0;\n  s[t] = x; //")

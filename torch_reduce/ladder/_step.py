@@ -7,7 +7,7 @@ are one step.
 
 import argparse
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
@@ -40,6 +40,13 @@ class Step:
 
     actions: list[Action]
     conflicts: int = 1  # most words that a bank has to serve for one request of a warp
+    shuffling: set[int] = field(default_factory=set)  # threads that take part in its shuffles, whatever they get
+
+    def note(self, threads: int) -> str:
+        """How many of a block's threads run the step, and how many of them do something that is needed."""
+        busy = len({action.thread for action in self.actions} | self.shuffling)
+        needed = len({action.thread for action in self.actions if action.counts})
+        return f"{busy} of {threads} threads" + (f", {needed} of them needed" if needed < busy else "")
 
 
 def short(name: str) -> str:
@@ -58,6 +65,7 @@ def steps_of(found: _emulate.Emulated) -> list[Step]:
     pending: dict[int, list[str]] = {}
     first: dict[int, int] = {}
     actions: dict[int, list[Action]] = {}
+    shuffling: dict[int, set[int]] = {}
     holds: set[int] = set()  # threads that have a value of the input in a register
 
     def close(thread, to, sync):
@@ -68,6 +76,10 @@ def steps_of(found: _emulate.Emulated) -> list[Step]:
             )
 
     for thread, sync, kind, name, _ in found.steps:
+        if kind == _emulate.SHUFFLE:
+            shuffling.setdefault(sync, set()).add(thread)
+            if not name:  # it ran the shuffle, and got nothing
+                continue
         if kind in (_emulate.SHUFFLE, _emulate.LOAD, _emulate.SHARED_LOAD):
             holds.add(thread)
         if kind == _emulate.SHUFFLE:
@@ -83,7 +95,10 @@ def steps_of(found: _emulate.Emulated) -> list[Step]:
             close(thread, short(name), sync)
     for thread in list(pending):
         close(thread, "", first[thread])
-    ordered = [Step(sorted(actions[sync], key=lambda action: action.thread)) for sync in sorted(actions)]
+    ordered = [
+        Step(sorted(actions[sync], key=lambda action: action.thread), shuffling=shuffling.get(sync, set()))
+        for sync in sorted(actions)
+    ]
     for step in ordered:
         step.conflicts = conflicts_of(step)
     mark(ordered)
@@ -163,11 +178,7 @@ def listing(found: _emulate.Emulated, steps: list[Step]) -> list[str]:
     lines, number = [], 1
     for step in steps:
         name, number = label(step, number)
-        busy = len({action.thread for action in step.actions})
-        needed = len({action.thread for action in step.actions if action.counts})
-        note = f"{busy} of {found.block} threads"
-        if needed < busy:
-            note += f", {needed} of them needed"
+        note = step.note(found.block)
         if step.conflicts > 1:
             note += f", {step.conflicts} words in a bank"
         lines.append((f"{name:<8} {step_text(step)}", note))
@@ -218,10 +229,13 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
         top = 40 + row * ROW
         name, number = label(step, number)
         busy = {action.thread: COLORS[action.thread % len(COLORS)] for action in step.actions if action.counts}
+        counted, _, needed = step.note(found.block).partition(",")
         out.append(f'<text x="10" y="{top + 14}">{name}</text>')
-        out.append(f'<text x="10" y="{top + 28}" class="bank">{len(busy)} of {found.block} threads</text>')
+        out.append(f'<text x="10" y="{top + 28}" class="bank">{counted}</text>')
+        if needed:
+            out.append(f'<text x="10" y="{top + 40}" class="bank">{needed.removeprefix(" ")}</text>')
         if step.conflicts > 1:
-            out.append(f'<text x="10" y="{top + 40}" class="bank">{step.conflicts} words in a bank</text>')
+            out.append(f'<text x="10" y="{top + 52}" class="bank">{step.conflicts} words in a bank</text>')
         for thread in range(shown):
             x = LEFT + thread * CELL
             fill = f'fill="{busy[thread]}"' if thread in busy else 'class="idle"'

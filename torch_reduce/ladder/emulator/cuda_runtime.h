@@ -94,7 +94,7 @@ void* device(size_t size, size_t element, const char* name);  // `__device__ T n
 int vote(int line, int value);                                // of the block: how many threads gave a value that is not 0
 
 void note_atomic(const void* where, size_t size, const void* place);
-void note_shuffle(unsigned from, bool nothing);  // nothing: what was handed over is 0
+void note_shuffle(unsigned from, bool nothing);  // nothing: it got no other lane's value, or 0
 void* slot(unsigned thread);                     // 16 bytes of each thread that shuffles pass values through
 unsigned lane();
 unsigned thread();   // its number in the block, x first
@@ -111,6 +111,8 @@ T shuffle(unsigned mask, T value, int from, bool inside, int line) {
   if (inside && other < threads()) {
     std::memcpy(&found, slot(other), sizeof found);
     note_shuffle(other, found == T());
+  } else {
+    note_shuffle(thread(), true);
   }
   warp_barrier(mask, line);
   return found;

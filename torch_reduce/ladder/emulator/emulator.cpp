@@ -758,8 +758,8 @@ void note_atomic(const void* where, size_t size, const void* place) {
 void note_shuffle(unsigned from, bool nothing) {
   if (!counted) return;
   if (lane() == 0) ++first_launch.shuffles;
-  if (!nothing && traced && block_number % (int64_t{1} << 32) == 0)
-    steps.push_back({self, current->syncs, kShuffle, "t" + std::to_string(from), 0});
+  if (traced && block_number % (int64_t{1} << 32) == 0)
+    steps.push_back({self, current->syncs, kShuffle, nothing ? "" : "t" + std::to_string(from), 0});
 }
 
 // --- the program's side ----------------------------------------------------------------------------------------------------
