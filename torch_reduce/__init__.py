@@ -15,6 +15,7 @@ torch.distributed, with the same bits at any number of them.
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
+from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,9 @@ else:
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
     _imports.when_imported("torch.distributed.tensor", lambda: import_module(".distributed._dtensor", __name__))
+
+    if environ.get("TORCH_REDUCE_FUSE") == "1":
+        _imports.when_imported("torch._inductor.compile_fx", lambda: import_module("._inductor", __name__).install())
 
     if TYPE_CHECKING:
         from . import distributed, ladder

@@ -1,0 +1,149 @@
+"""Times what torch.compile makes of reductions: Inductor's own, ours fused by Inductor, and ours as calls.
+
+    python bench/compiled.py                 reductions, norms and softmaxes of rows, fused with the code around them
+    python bench/compiled.py --only sum      one of them
+    python bench/compiled.py --models        training steps of models of transformers and torchvision, where installed
+
+GPU time between kernels that do not start early, cold (bench/timing.py), in microseconds, and of steps in milliseconds;
+then ours over Inductor's own. A line says so where ours has other bits than eager code with our functions.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+
+os.environ["TORCH_REDUCE_FUSE"] = "1"
+
+import torch
+import torch.nn.functional as F
+
+import timing
+import torch_reduce
+
+SHAPES = ((16_384, 4096), (16_384, 4095), (65_536, 768), (65_536, 1001), (262_144, 128), (524_288, 64), (8192, 8192))
+KINDS = ("torch", "fused", "called")
+
+
+def transformers_norm(x, w):
+    y = x.float()
+    return w * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+FUNCTIONS = {
+    "sum": lambda x, w: (x * 2).sum(1) + 1,
+    "amax": lambda x, w: (x * 2).amax(1) + 1,
+    "rms_norm": lambda x, w: F.rms_norm(x * 2, w.shape, w, 1e-6) * 3,
+    "transformers' rms_norm": transformers_norm,
+    "layer_norm": lambda x, w: F.layer_norm(x * 2, w.shape, w, w) * 3,
+    "softmax": lambda x, w: torch.softmax(x * 2, 1) * 3,
+}
+
+
+@contextlib.contextmanager
+def as_kind(kind):
+    """What is compiled here is of this kind."""
+    from torch_reduce._inductor import _lowerings
+
+    torch._dynamo.reset()
+    _lowerings.fuses = kind == "fused"
+    with torch_reduce.replace(devices="cuda") if kind != "torch" else contextlib.nullcontext():
+        yield
+    _lowerings.fuses = True
+
+
+def race(name, rows, n):
+    base = torch.randn(rows * n, device="cuda").bfloat16()
+    w = torch.rand(n, device="cuda").bfloat16()
+    x, f, compiled = base.view(rows, n), FUNCTIONS[name], {}
+    with torch_reduce.replace(devices="cuda"):
+        right = f(x, w)
+    for kind in KINDS:
+        with as_kind(kind):
+            compiled[kind] = torch.compile(lambda x, w, f=f: f(x, w), dynamic=False)
+            got = compiled[kind](x, w)
+            if kind == "fused":
+                same = torch.equal(got, right)
+            call = compiled[kind]
+            # A compiled function asks what is replaced whenever it is called: capture what it runs now.
+            candidate = timing.Candidate(kind, lambda view, _, call=call: call(view, w))
+            buffers = timing.Buffers(base, lambda flat: flat.view(rows, n))
+            compiled[kind] = timing.Race([candidate], buffers, lambda: None).run(7).timings()[kind].us
+    ours = compiled["fused"] / compiled["torch"]
+    times = "  ".join(f"{kind} {us:8.2f}" for kind, us in compiled.items())
+    print(f"{name} of ({rows}, {n}) bfloat16, µs:  {times}  {ours:.2f}{'' if same else '  not the bits of eager code'}")
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def models():
+    """{name: (a model, its inputs)} of those whose library is installed."""
+    found = {}
+    with contextlib.suppress(ImportError):
+        import transformers as t
+
+        tokens = torch.randint(0, 30_000, (8, 1024), device="cuda")
+        llama = t.LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=6, num_attention_heads=16)
+        found["Llama, 6 x 2048"] = t.LlamaForCausalLM(llama), {"input_ids": tokens[:4], "labels": tokens[:4]}
+        part, bert = tokens[:, :512], t.BertConfig(num_hidden_layers=6)
+        found["BERT, 6 x 768"] = t.BertForMaskedLM(bert), {"input_ids": part, "labels": part}
+        gpt2 = t.GPT2Config(n_layer=6)
+        found["GPT-2, 6 x 768"] = t.GPT2LMHeadModel(gpt2), {"input_ids": tokens[:4], "labels": tokens[:4]}
+    with contextlib.suppress(ImportError):
+        import torchvision
+
+        images = torch.randn(32, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+        found["ConvNeXt tiny"] = torchvision.models.convnext_tiny(), images
+    return found
+
+
+def step_times(name, model, inputs):
+    """A forward and a backward pass as a training step has them."""
+    model = model.to("cuda", torch.bfloat16)
+
+    def step():
+        result = model(**inputs).loss if isinstance(inputs, dict) else model(inputs).float().logsumexp(1).mean()
+        result.backward()
+        model.zero_grad(set_to_none=True)
+
+    found = {}
+    for kind in KINDS:
+        with as_kind(kind):
+            compiled = torch.compile(step)
+            for _ in range(3):
+                compiled()
+            samples = []
+            for _ in range(15):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                compiled()
+                end.record()
+                end.synchronize()
+                samples.append(start.elapsed_time(end))
+            found[kind] = statistics.median(samples)
+    times = "  ".join(f"{kind} {ms:8.2f}" for kind, ms in found.items())
+    print(f"a step of {name}, ms:  {times}  {found['fused'] / found['torch']:.2f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=tuple(FUNCTIONS), help="measure this one")
+    parser.add_argument("--models", action="store_true", help="measure training steps")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("bench/compiled.py needs an NVIDIA GPU")
+    torch._inductor.config.force_disable_caches = True
+    if options.models:
+        for name, (model, inputs) in models().items():
+            step_times(name, model, inputs)
+        return
+    for name in [options.only] if options.only else FUNCTIONS:
+        for shape in SHAPES:
+            race(name, *shape)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

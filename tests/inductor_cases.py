@@ -1,0 +1,312 @@
+"""What Inductor makes of our operators, beside eager code: the same bits, in few kernels. test_inductor.py runs it.
+
+python tests/inductor_cases.py cuda    compiled, on a GPU
+python tests/inductor_cases.py cpu     what Inductor writes for GPUs, in Triton's interpreter; slow
+
+Either prints the errors as JSON.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+import types
+
+DEVICE = "cpu"
+if __name__ == "__main__":
+    DEVICE = sys.argv[1]
+    os.environ["TORCH_REDUCE_FUSE"] = "1"
+    if DEVICE == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch._inductor.config as config  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch._inductor.utils import run_and_get_code  # noqa: E402
+
+import torch_reduce as R  # noqa: E402
+from support import assert_same_bits, data  # noqa: E402
+
+# --- running on a CPU what Inductor writes for GPUs -------------------------------------------------------------------
+
+
+class Interpreted:
+    """A kernel of Inductor's, launched as Inductor launches it."""
+
+    ROWS = 4
+
+    def __init__(self, kernel, constants):
+        self._kernel, self._constants = kernel, constants
+
+    def run(self, *args, stream=None):
+        names = self._kernel.arg_names
+        constants = {name: value for name, value in self._constants.items() if name in names}
+        given = dict(zip([name for name in names if name not in constants], args, strict=True))
+        grid = tuple(-(-given.get(f"{d}numel", 1) // constants.get(f"{d.upper()}BLOCK", 1)) for d in "xy")
+        self._kernel[grid](*args, **constants)
+
+
+class Library:
+    """Functions of CUDA's library that eager code on a CPU computes in the same way."""
+
+    def rsqrt(self, x):
+        from triton.runtime.interpreter import TensorHandle
+
+        found = (1 / np.sqrt(x.handle.data)).astype(x.handle.data.dtype)
+        return type(x)(TensorHandle(found, x.handle.dtype), x.type)
+
+    def isnan(self, x):
+        return x != x
+
+
+def interpret():
+    """Makes Inductor write Triton for the CPU, and run it in the interpreter."""
+    import torch.utils._triton
+    import triton.runtime.interpreter as interpreter
+    from torch._inductor import async_compile
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
+
+    def heuristic(**constants):
+        def decorate(configs=({},), **_):
+            return lambda kernel: Interpreted(kernel, {**configs[0], **constants})
+
+        return decorate
+
+    heuristics = {
+        "pointwise": heuristic(XBLOCK=64, YBLOCK=16),
+        "persistent_reduction": heuristic(XBLOCK=Interpreted.ROWS),
+        "reduction": heuristic(XBLOCK=Interpreted.ROWS, R0_BLOCK=64),
+        "user_autotune": heuristic(XBLOCK=Interpreted.ROWS),
+    }
+
+    def compile_kernel(self, name, source, device_str=None):
+        with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+            file.write(source)
+        module = types.ModuleType(name)
+        module.__file__ = file.name
+        with contextlib.ExitStack() as stack:
+            for each, function in heuristics.items():
+                stack.enter_context(patched(triton_heuristics, each, function))
+            exec(compile(source, file.name, "exec"), vars(module))
+        return vars(module)[name]
+
+    def patch_tensor(tensor, scope):
+        given_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))  # in range(0, n, ...)
+
+    given_tensor, interpreter._patch_lang_tensor = interpreter._patch_lang_tensor, patch_tensor
+    async_compile.AsyncCompile.triton = compile_kernel
+    triton_helpers.libdevice = Library()
+    torch.utils._triton.triton_hash_with_backend = lambda: "interpreter"
+    config.cpu_backend = "triton"
+
+
+@contextlib.contextmanager
+def patched(owner, name, value):
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def compare(f, *inputs, kernels=None, calls=None, dynamic=None, replace=False):
+    """f compiled has the bits of f; Inductor writes so many kernels, and so many calls of our operators."""
+    torch._dynamo.reset()
+    inputs = [x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in inputs]
+    with R.replace(devices=DEVICE) if replace else contextlib.nullcontext():
+        right = f(*inputs)
+        got, written = run_and_get_code(torch.compile(f, dynamic=dynamic), *inputs)
+    assert_same_bits(cpu(got), cpu(right))
+    lines = [line.partition("#")[0] for code in written for line in code.splitlines()]
+    for name, found, wanted in (
+        ("kernels", [line for line in lines if ".run(" in line], kernels),
+        ("calls", [line for line in lines if "= torch.ops.gpureduce." in line], calls),
+    ):
+        assert wanted is None or len(found) == wanted, f"{len(found)} {name}, and not {wanted}: {found}"
+
+
+def cpu(x):
+    return tuple(map(cpu, x)) if isinstance(x, (tuple, list)) else x.cpu()
+
+
+def gradients(f):
+    """f's results, and the gradients of those that it has."""
+
+    def run(*inputs):
+        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+        results = f(*inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        wanted = [(torch.arange(y.numel(), device=y.device) % 7 - 3).view(y.shape).to(y.dtype) / 8 for y in results]
+        inputs = [x for x in inputs if x.requires_grad]
+        found = torch.autograd.grad(results, inputs, wanted, allow_unused=True, materialize_grads=True)
+        return (*(y.detach() for y in results), *found)
+
+    return run
+
+
+# bfloat16 on a GPU: the interpreter's own conversions to it are wrong.
+HALF = "bfloat16" if DEVICE == "cuda" else "float16"
+ROWS = [(768, HALF), (1001, "float32"), (4500, "float32"), (96, "float64")]
+
+
+def reductions(x, w):
+    """All of them: of one row, Inductor makes one kernel."""
+    y = x * 3
+    norms = [R.vector_norm(y, ord, 1) for ord in (1, 2, float("inf"), -float("inf"))]
+    missing = torch.where(y > 2, float("nan"), y)
+    return (
+        *(R.sum(y, 1), R.mean(y, 1, keepdim=True) * y, R.nansum(missing, 1), R.prod(1 + y / 4096, 1), *norms),
+        *(R.powsum(y, 2, 1), R.powsum(y, 3, 1), R.amax(y, 1), R.amin(y, 1), *R.var_mean(y, 1), R.std(y, 1)),
+        *(R.logsumexp(y, 1), R.weighted_sum(y, w, 1), R.sum(y, -1, dtype=torch.float64)),
+        *(R.any(y > 9, 1), R.all(y > -9, 1)),
+    )
+
+
+def case_reductions():
+    for n, dtype in [*ROWS, (3, "float32"), (9001, HALF)]:
+        compare(reductions, data((6, n), dtype, 1), data((n,), dtype, 2), calls=0)
+
+
+def case_one_kernel():
+    for n, dtype in ROWS[::2]:
+        compare(lambda x: R.sum(x * 2, 1) + 1, data((6, n), dtype, 1), kernels=1, calls=0)
+        norm = lambda x, w: R.rms_norm(x, w.shape, w, 1e-6) * 2  # noqa: E731
+        compare(norm, data((6, n), dtype, 1), data((n,), dtype, 2), kernels=1, calls=0)
+        compare(lambda x: R.softmax(x * 2, 1) + 1, data((6, n), dtype, 1), kernels=1, calls=0)
+
+
+def case_softmaxes():
+    for n, dtype in ROWS:
+        x = data((6, n), dtype, 1)
+        compare(gradients(lambda x: (R.softmax(x * 2, 1) * 3, R.log_softmax(x + 1, -1) * 3)), x, calls=0)
+
+
+def case_norms():
+    for n, dtype in ROWS:
+        x, w = data((3, 2, n), dtype, 1), data((n,), dtype, 2)
+
+        def norms(x, w, n=n):
+            y = x * 3
+            return R.rms_norm(y, n, w, 1e-6) * 2, R.layer_norm(y, n, w, w + 1) * 2, R.layer_norm(y, n)
+
+        compare(gradients(norms), x, w)  # the weights' gradients are calls
+
+
+def case_losses():
+    for n, dtype in ROWS if DEVICE == "cuda" else ROWS[:3]:  # the interpreter rounds a number of float64 to float32
+        target = torch.tensor([1, 5, -100, 7, 0, n - 1])
+        w = data((n,), dtype, 2)
+
+        def losses(x, w, target):
+            y = x * 2
+            smooth = R.cross_entropy(y, target, w.detach(), label_smoothing=0.1)  # torch adds up the weight's gradient
+            return R.cross_entropy(y, target), smooth, R.log_prob(y, target.clamp(0)) * 3
+
+        compare(gradients(losses), data((6, n), dtype, 1), w, target)
+
+
+def case_gradients_of_reductions():
+    for n, dtype in ROWS[:2]:
+
+        def some(x):
+            y = x * 2
+            norms = [R.vector_norm(y, ord, 1) for ord in (1, 2, float("inf"))]
+            others = [f(y, 1) for f in (R.sum, R.mean, R.nansum, R.amax, R.amin, R.logsumexp, R.std, R.var)]
+            return (*norms, *others, R.powsum(y, 2, 1), R.powsum(y, 3, 1), R.prod(1 + y / 4096, 1))
+
+        compare(gradients(some), data((6, n), dtype, 1))
+
+
+def as_transformers(x, w):
+    """The norm of transformers' models."""
+    y = x.float()
+    return w * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def case_replaced():
+    n, target = 768, torch.tensor([1, 5, -100, 7, 0, 3])
+    x, w = data((6, n), HALF, 1), data((n,), HALF, 2)
+    norms = gradients(lambda x, w: (F.layer_norm(x * 2, (n,), w, w), F.rms_norm(x * 2, (n,), w), as_transformers(x, w)))
+    compare(norms, x, w, replace=True)
+    compare(gradients(lambda x: torch.softmax(x * 2, 1) * torch.sum(x, 1, keepdim=True)), x, replace=True, calls=0)
+    for reduction in ("mean", "sum", "none"):
+
+        def loss(x, w, target, reduction=reduction):
+            return F.cross_entropy(x.float(), target, reduction=reduction), F.nll_loss(x, target, w.detach())
+
+        compare(gradients(loss), x, w, target, replace=True)
+
+
+def case_halves_are_rounded():
+    """What is fused is rounded as eager code rounds it, in front of a sum and behind it."""
+
+    def f(x):
+        y = (x * 3 + 1) * x
+        z = torch.addcmul(y, x, x, value=0.3)  # one function, which torch decomposes
+        total = R.sum(z, 1, keepdim=True)
+        wide = R.sum(z, 1, dtype=torch.float32), R.sum(R.softmax(x, 1), 1, dtype=torch.float32)
+        return *wide, R.sum(total * z, 1), (z.float() * 1.7).to(x.dtype) * total
+
+    compare(f, data((6, 768), HALF, 1), calls=0)
+    compare(f, data((6, 4500), HALF, 1), calls=0)
+
+
+def case_special_numbers():
+    x = data((8, 700), "float32", 1)
+    x[0, 3], x[1, 5], x[2, 600] = float("nan"), float("inf"), -float("inf")
+    x[3], x[4], x[5] = -0.0, float("-inf"), 1e-42
+    x[6] *= 1e38
+    w = data((700,), "float32", 2)
+    compare(reductions, x, w)
+    compare(lambda x, w: (R.softmax(x, 1), R.log_softmax(x, 1), R.layer_norm(x, 700), R.rms_norm(x, 700, w)), x, w)
+
+
+def case_batches_and_sizes():
+    """A row has the same bits in every batch, and a function that was compiled once for all sizes too."""
+    f = torch.compile(lambda x: (R.sum(x * 2, 1), R.softmax(x, 1), R.layer_norm(x, x.shape[1:])), dynamic=True)
+    for n in (70, 700, 5000):
+        x = data((33, n), "float32", n).to(DEVICE)
+        right = tuple(y.cpu() for y in (R.sum(x * 2, 1), R.softmax(x, 1), R.layer_norm(x, n)))
+        for rows in (2, 5, 33):
+            assert_same_bits(tuple(y.cpu() for y in f(x[:rows])), tuple(y[:rows] for y in right), (n, rows))
+
+
+def case_other_calls():
+    """What has no form here is a call, whose inputs lie as in eager code."""
+    x = data((40, 30, 50), "float32", 1)
+    compare(lambda x: R.sum(x * 2, 0) + 1, x)
+    compare(lambda x: R.sum(x * 2, (1, 2)) + 1, x, calls=1)
+    compare(lambda x: R.sum((x * 2).permute(2, 0, 1), (0, 2)), x)
+    compare(lambda x: R.sum((x * 9).long(), 1), x)
+    compare(lambda x: (R.sum(x[:, :1] * 2, 1), R.sum(x[:, :0], 1), R.sum(x[0, 0, 0] * 2)), x)
+    compare(lambda x: R.layer_norm(x * 2, (30, 50)), x)
+    compare(lambda x: R.sum(x.flatten() * 2), data((40000,), "float32", 1), calls=1)
+
+
+CASES = {name.removeprefix("case_"): case for name, case in list(globals().items()) if name.startswith("case_")}
+
+
+def main():
+    torch._inductor.config.force_disable_caches = True
+    if DEVICE == "cpu":
+        interpret()
+    errors = {}
+    for name in sys.argv[2:] or CASES:
+        try:
+            with contextlib.redirect_stdout(sys.stderr), np.errstate(all="ignore"):
+                CASES[name]()
+        except Exception:
+            errors[name] = traceback.format_exc()
+    print(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    main()

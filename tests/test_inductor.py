@@ -1,0 +1,44 @@
+"""What Inductor makes of our operators has eager code's bits: on a GPU, and without one in Triton's interpreter."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import inductor_cases as cases
+from torch_reduce import _inductor
+
+TESTS = pathlib.Path(__file__).resolve().parent
+ROOT = TESTS.parent
+
+pytest.importorskip("triton", reason="needs Triton")
+if not _inductor.is_known():
+    pytest.skip("needs a torch whose Inductor is known", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def errors(device):
+    """{case: its error} of the cases that failed; they have a process of their own."""
+    env = dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{TESTS}")
+    command = [sys.executable, "-W", "ignore", str(TESTS / "inductor_cases.py"), device]
+    result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=1800)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", cases.CASES)
+def test_bits(case, errors):
+    """Each case of tests/inductor_cases.py, which says what it compares."""
+    assert case not in errors, errors[case]
+
+
+def test_unknown_version(monkeypatch):
+    """Another torch keeps calls of our operators, and a warning says so once."""
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert not _inductor.is_known()
+    with pytest.warns(UserWarning, match=r"TORCH_REDUCE_FUSE.*torch 2\.11.*2\.99"):
+        _inductor.install()
