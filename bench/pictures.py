@@ -316,7 +316,8 @@ def _dots(name, steps, known, y, ceiling=None):
             at = place(k * 10**e)
             if at <= left + DOTS_W + 1:
                 parts.append(_line([(at, top), (at, y)], "#dddddd"))
-                parts.append(_text(at, y + 14, f"{k * 10**e:,g}", "middle"))
+                if k == 1 or e < 4:  # longer ones would run into each other
+                    parts.append(_text(at, y + 14, f"{k * 10**e:,g}", "middle"))
     if ceiling:
         at = place(ceiling)
         parts.append(_line([(at, top), (at, y)], "#222222", stroke_dasharray="5 4"))
@@ -523,7 +524,9 @@ def batch_invariance(results):
         y += 17
         parts.append(_text(MARGIN, y, line))
     y += 26
-    parts += [_text(left + (i + 0.5) * PATTERN_W, y, str(n), "middle", font_size=9) for i, n in enumerate(sizes)]
+    for i, n in enumerate(sizes):  # numbers as wide as a cell would run into each other: every second one stands higher
+        above = 10 * (i % 2) if len(str(max(sizes))) > 3 else 0
+        parts.append(_text(left + (i + 0.5) * PATTERN_W, y - above, str(n), "middle", font_size=9))
     parts.append(_text(left - GAP, y, "rows in the batch", "end", font_size=9))
     for case in cases:
         y += PATTERN_H

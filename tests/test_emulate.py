@@ -17,6 +17,7 @@ import xml.etree.ElementTree
 
 import pytest
 
+from test_pages import collisions
 from torch_reduce import ladder
 from torch_reduce.ladder import _emulate, _program, _step, _translate, _try
 
@@ -799,6 +800,7 @@ def test_pictures_of_steps(name):
     idle = sum(box.get("class") == "idle" for box in threads)
     assert idle == len(threads) - sum(len({a.thread for a in step.actions if a.counts}) for step in made) > 0
     assert len(list(tree.iter(f"{kind}line"))) + len(list(tree.iter(f"{kind}path"))) >= found.block
+    assert not collisions(_step.svg(found, made))
 
 
 # --- the program ------------------------------------------------------------------------------------------------------

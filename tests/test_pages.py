@@ -1,6 +1,8 @@
 """The pages that people read: their code runs, links lead somewhere, lines are short, words are plain, figures made."""
 
+import html
 import importlib
+import itertools
 import pathlib
 import re
 import shlex
@@ -84,6 +86,22 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def collisions(svg):
+    """Pairs of texts of a picture that stand on one line, and are less than a third of a character's height apart."""
+    lines = {}
+    monospaced = "monospace" in svg
+    for x, y, style, text in re.findall(r'<text x="([\d.-]+)" y="([\d.-]+)"([^>]*)>([^<]*)</text>', svg):
+        size = float((re.search(r'font-size="([\d.]+)"', style) or ["", "11"])[1])
+        size = 8 if 'class="bank"' in style else size
+        each = 0.6 if monospaced else 0.56 if re.fullmatch(r"[\d,.]+", text) else 0.5
+        width = len(html.unescape(text)) * size * each
+        anchor = (re.search(r'text-anchor="(\w+)"', style) or ["", "start"])[1]
+        begin = float(x) - {"start": 0, "middle": width / 2, "end": width}[anchor]
+        lines.setdefault(float(y), []).append((begin, begin + width + size / 3, text))
+    pairs = (pair for texts in lines.values() for pair in itertools.pairwise(sorted(texts)))
+    return [(before[2], after[2]) for before, after in pairs if before[1] > after[0]]
+
+
 def unknown_commands(code):
     """The commands of a block that name a script, a module or a make target that does not exist."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -132,6 +150,16 @@ def test_figures_are_made(page):
 def test_commands_exist(page):
     """The commands of a page name scripts, modules and make targets that exist."""
     assert not [line for code in blocks(text_of(page), "") for line in unknown_commands(code)]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "images").glob("*.svg")), ids=lambda path: path.stem)
+def test_pictures(path):
+    """No text of a picture runs into its neighbour; it is named for those who do not see it, and a page shows it."""
+    text = path.read_text(encoding="utf-8")
+    assert not collisions(text)
+    assert re.search(r"<title>.{20,}</title>|aria-label=\".{20,}\"", text)
+    shown = [alt for page in PAGES for alt in re.findall(rf"!\[([^]]*)\]\([^)]*{path.name}\)", text_of(page))]
+    assert shown and min(map(len, shown)) >= (10 if path.stem.startswith("ladder-chapter") else 20)
 
 
 def test_reference():
@@ -206,6 +234,12 @@ def test_checks_see_faults():
         "docs/order.md#none",
     ]
     assert not dead_links("docs/order.md", "[a](../README.md#install) [b](https://example.com/x)")
+    label = '<text x="{}" y="9" text-anchor="middle" font-size="9">{}</text>'
+    assert collisions("".join(label.format(23 * i, n) for i, n in enumerate((1024, 1536, 2048)))) == [
+        ("1024", "1536"),
+        ("1536", "2048"),
+    ]
+    assert not collisions("".join(label.format(46 * i, n) for i, n in enumerate((1024, 1536, 2048))))
     wrong = "python bench/none.py\nmake nothing\npython -m torch_reduce.none"
     assert unknown_commands(wrong) == wrong.splitlines()
     assert not unknown_commands("make test ARGS='-k x'  # tests\npython -m torch_reduce\npython bench/grid.py --only x")

@@ -194,7 +194,8 @@ def title(found: _emulate.Emulated) -> str:
 
 # --- the picture ------------------------------------------------------------------------------------------------------
 
-CELL, ROW, LEFT = 34, 92, 78
+CELL, ROW, LEFT = 38, 92, 122
+BELOW = 38  # where elements of global memory stand below those of shared memory, in steps that have both
 COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7b4173"]  # of threads
 STYLE = """<style>
 svg { color: #1f2328; } #ground { fill: #ffffff; }
@@ -215,7 +216,8 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
     shown = min(found.block, 64)
     columns = max([shown, *(int(re.sub(r"\D", "", name)) + 1 for step in steps for name in cells_of(step))])
     columns = min(columns, 64)
-    width, height = LEFT + CELL * columns + 20, 44 + ROW * len(steps)
+    below = [BELOW if {name[0] == "s" for name in cells_of(step)} == {True, False} else 0 for step in steps]
+    width, height = LEFT + CELL * columns + 20, 44 + ROW * len(steps) + sum(below)
     head = f"{found.name}: who adds what, a block of {found.block} threads"
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -226,7 +228,7 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
     ]
     number = 1
     for row, step in enumerate(steps):
-        top = 40 + row * ROW
+        top = 40 + row * ROW + sum(below[:row])
         name, number = label(step, number)
         busy = {action.thread: COLORS[action.thread % len(COLORS)] for action in step.actions if action.counts}
         counted, _, needed = step.note(found.block).partition(",")
@@ -246,7 +248,7 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
             index = int(re.sub(r"\D", "", name))
             if index >= columns:
                 continue
-            x, y = LEFT + index * CELL, top + 50
+            x, y = LEFT + index * CELL, top + 50 + (0 if name.startswith("s") else below[row])
             out.append(f'<rect x="{x + 3}" y="{y}" width="{CELL - 6}" height="18" class="cell"/>')
             out.append(f'<text x="{x + CELL / 2}" y="{y + 13}" text-anchor="middle">{name}</text>')
             if name.startswith("s"):
@@ -266,6 +268,13 @@ def svg(found: _emulate.Emulated, steps: list[Step]) -> str:
                 elif re.fullmatch(r"s?\d+", operand) and int(re.sub(r"\D", "", operand)) < columns:
                     x2 = LEFT + int(re.sub(r"\D", "", operand)) * CELL + CELL / 2
                     weight = 2 if operand == action.to else 1
+                    if below[row] and not operand.startswith("s"):  # past the shared memory's boxes
+                        y2 = top + 50 + below[row] + 9
+                        out.append(
+                            f'<path d="M{x1} {y1} L{x2 - CELL / 2} {top + 46} V{y2} H{x2 - CELL / 2 + 3}" fill="none" '
+                            f'stroke="{color}"/>'
+                        )
+                        continue
                     out.append(
                         f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{top + 50}" stroke="{color}" '
                         f'stroke-width="{weight}"/>'
