@@ -1,7 +1,8 @@
-"""What nvcc makes of the pieces of kernels; needs nvcc, and no GPU."""
+"""What compilers make of the pieces of kernels: nvcc, for which no GPU is needed, and g++ with its sanitizers."""
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -60,3 +61,11 @@ def test_assembly_of_loads_is_volatile():
     text = (ROOT / "csrc" / "cuda" / "load" / "vectors.cuh").read_text()
     spelt = re.findall(r"asm( volatile)?\((?:[\s\\]*\"[^\"]*\")*[\s\\]*GPUREDUCE_LOAD", text)
     assert len(spelt) >= 6 and all(spelt), spelt
+
+
+def test_cpu_kernels_with_sanitizers():
+    """`make sanitize` can compile them: with its checks, g++ takes fewer expressions for constants."""
+    compiler = shutil.which("g++") or pytest.skip("needs g++")
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize=vptr"]
+    command = [compiler, "-std=c++17", "-fsyntax-only", *checks, ROOT / "csrc" / "cpu" / "kernels_default.cpp"]
+    assert subprocess.run(command, capture_output=True, text=True).stderr == ""

@@ -90,10 +90,16 @@ constexpr Kernel kernel_for(DType in, Accumulator accumulator, Map map) {
   return nullptr;
 }
 
+// With -fsanitize=undefined, GCC does not compare a pointer with nullptr in a constant. It does match template arguments.
+template <Kernel kernel>
+constexpr bool kIsKernel = true;
+template <>
+constexpr bool kIsKernel<nullptr> = false;
+
 // A map of integers that maxima do not know has no kernel, so that its calls are refused.
 #define GPUREDUCE_REFUSED(name)                                            \
   static_assert((Map::name == Map::value || Map::name == Map::negative) == \
-                (kernel_for(DType::Int, Accumulator::largest_i64, Map::name) != nullptr));
+                kIsKernel<kernel_for(DType::Int, Accumulator::largest_i64, Map::name)>);
 GPUREDUCE_MAPS(GPUREDUCE_REFUSED)
 #undef GPUREDUCE_REFUSED
 
