@@ -60,11 +60,13 @@ COPY_BACK = "cudaMemcpy(found.data(), sums, threads * sizeof(float), cudaMemcpyD
      "the second pointer, where it copies from, has 16384 bytes left, and 32768 are asked for"),
     ([("for (int i = first; i < n; i", "for (int i = first; i <= n; i")], "sum += in[i]",
      "in[10000], 1 element behind its end (in has 10000)"),
+    ([("float sum = 0;", "float sum;")], "sum += in[i]",
+     "thread 0 of block 0 reads sum, a local variable that it has not written"),
     ([("  check(cudaFree(sums));\n", "")], None, "sums is never freed"),
     ([("  check(cudaFree(sums));\n", "  check(cudaFree(in));\n")], "check(cudaFree(in));\n", "or it is freed already"),
     ([("block = 256,", "block = 2048,")], None, "2048 threads per block; 1024 are the most"),
-], ids=["not copied", "host pointer", "device pointer", "wrong kind", "too many bytes", "behind the end", "not freed",
-        "freed twice", "too many threads"])  # fmt: skip
+], ids=["not copied", "host pointer", "device pointer", "wrong kind", "too many bytes", "behind the end", "no value",
+        "not freed", "freed twice", "too many threads"])  # fmt: skip
 def test_faults_are_found(tmp_path, capsys, pairs, line, said):
     """Each is said in a sentence, with its line, and the exit status is 1."""
     path = changed(tmp_path, *pairs)

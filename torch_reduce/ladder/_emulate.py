@@ -38,6 +38,7 @@ FLAGS = ["-std=c++17", "-ffp-contract=off", "-fwrapv", "-gdwarf-4", "-U_FORTIFY_
 # -O1: what the compiler keeps in registers and what it loads is then what nvcc keeps and loads.
 KERNEL_FLAGS = [*FLAGS, "-O1", "-fsanitize=thread", "-w", "-include", "cuda_runtime.h"]
 PROGRAM_FLAGS = [*FLAGS, "-O2"]
+AROUND_FLAGS = [*FLAGS, "-O0"]  # of what runs once: to compile it takes longer than to run it
 COMPILE_SECONDS = 300  # a source that takes longer is given up
 MOST_SAID = 64 << 20  # bytes that a program may write: every access of a block is less
 
@@ -257,7 +258,7 @@ def build(units: list[tuple[str, str]], say=None, include: Path | None = None, p
     paths = [EMULATOR / name for name in ("emulator.cpp", "main.cpp", *parts)]
     own = [(path.read_text(encoding="utf-8"), path.stem) for path in paths]
     own.append(((folder / "rung.cpp").read_text(encoding="utf-8"), "rung"))
-    jobs = [(text, name, PROGRAM_FLAGS) for text, name in own]
+    jobs = [(text, name, AROUND_FLAGS if name in ("main", "rung") else PROGRAM_FLAGS) for text, name in own]
     beside = ["-I", str(include)] if include else []  # for headers that a learner's file includes
     _, extra = compiler()
     jobs += [(text, name, [*KERNEL_FLAGS, *extra, *beside]) for name, text in units]
