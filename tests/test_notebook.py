@@ -1,4 +1,4 @@
-"""The course's notebook: valid, short, without outputs; and its cells run in order without torch and IPython."""
+"""The course's notebooks: valid, short, without outputs; and their cells run in order without torch and IPython."""
 
 import json
 import os
@@ -13,11 +13,22 @@ from test_pages import MEASURED, dead_links, hard_phrases
 from torch_reduce.ladder import _emulate, _exercise
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tools"))
+import notebooks  # noqa: E402
+
 PAGE = "docs/ladder/chapter1.ipynb"
-NOTEBOOK = json.loads((ROOT / PAGE).read_text(encoding="utf-8"))
-CELLS = {cell["id"]: cell for cell in NOTEBOOK["cells"]}
-CODE = {name: "".join(cell["source"]) for name, cell in CELLS.items() if cell["cell_type"] == "code"}
-TEXT = {name: "".join(cell["source"]) for name, cell in CELLS.items() if cell["cell_type"] == "markdown"}
+NOTEBOOKS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / PAGE).parent.glob("*.ipynb"))
+}
+
+
+def cells(name, kind):
+    """{cell: its text} of a notebook's cells of a kind."""
+    return {cell["id"]: "".join(cell["source"]) for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == kind}
+
+
+CODE, TEXT = cells("chapter1", "code"), cells("chapter1", "markdown")
+each_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
 
 # What the test looks at after the last cell.
 SEEN = """
@@ -39,59 +50,103 @@ def run(code, folder, **env):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def cache(tmp_path_factory):
+    """A folder for what the notebooks compile."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def ran(cache):
     """What the cells print, and what SEEN prints after them. Nothing is compiled before, as on a new machine."""
     try:
         _emulate.compiler()
     except _emulate.CannotEmulate as error:
         pytest.skip(str(error))
     code = "\n\n".join([*CODE.values(), SEEN])
-    done = run(code, (ROOT / PAGE).parent, XDG_CACHE_HOME=str(tmp_path_factory.mktemp("cache")), PYTHONPATH="")
+    done = run(code, (ROOT / PAGE).parent, XDG_CACHE_HOME=cache, PYTHONPATH="")
     assert done.returncode == 0, done.stderr
     *printed, seen = done.stdout.splitlines()
     return "\n".join(printed), json.loads(seen)
 
 
-def test_it_is_a_notebook():
+@each_notebook
+def test_it_is_a_notebook(name):
     """nbformat 4.5: cells with an id of their own, and what each kind of cell must have."""
-    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
-    assert set(NOTEBOOK) == {"cells", "metadata", "nbformat", "nbformat_minor"}
-    assert NOTEBOOK["metadata"]["kernelspec"] == {"display_name": "Python 3", "language": "python", "name": "python3"}
-    assert len(CELLS) == len(NOTEBOOK["cells"]) == len(CODE) + len(TEXT)
-    for name, cell in CELLS.items():
-        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name)
-        own = {"execution_count", "outputs"} if name in CODE else set()
+    notebook, code = NOTEBOOKS[name], cells(name, "code")
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert set(notebook) == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    assert notebook["metadata"]["kernelspec"] == {"display_name": "Python 3", "language": "python", "name": "python3"}
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    for cell in notebook["cells"]:
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", cell["id"])
+        own = {"execution_count", "outputs"} if cell["id"] in code else set()
         assert set(cell) == {"cell_type", "id", "metadata", "source"} | own
         assert all(isinstance(line, str) for line in cell["source"])
         assert all(line.endswith("\n") for line in cell["source"][:-1]) and "\n" not in cell["source"][-1]
 
 
-def test_it_is_stored_without_outputs():
+@each_notebook
+def test_it_is_stored_without_outputs(name):
     """So a run changes nothing but the learner's own copy."""
-    for name in CODE:
-        assert CELLS[name]["outputs"] == [] and CELLS[name]["execution_count"] is None
+    for cell in NOTEBOOKS[name]["cells"]:
+        assert cell["cell_type"] == "markdown" or (cell["outputs"] == [] and cell["execution_count"] is None)
 
 
-def test_cells_are_short():
-    """At most 25 lines of at most 120 characters; and the file is small."""
-    for cell in CELLS.values():
-        assert len(cell["source"]) <= 25
+@each_notebook
+def test_cells_are_short(name):
+    """At most 26 lines of at most 120 characters; and the file is small."""
+    for cell in NOTEBOOKS[name]["cells"]:
+        assert len(cell["source"]) <= 26
         assert max(len(line.rstrip("\n")) for line in cell["source"]) <= 120
-    assert (ROOT / PAGE).stat().st_size < 30_000
+    assert (ROOT / f"docs/ladder/{name}.ipynb").stat().st_size < 30_000
 
 
-@pytest.mark.parametrize("name", TEXT)
+@each_notebook
 def test_words(name):
     """Its text is as plain as the pages', its links lead somewhere, and no measured figure stands in it."""
-    assert not hard_phrases(TEXT[name])
-    assert not dead_links(PAGE, TEXT[name])
-    assert not MEASURED.search(TEXT[name])
+    for text in cells(name, "markdown").values():
+        assert not hard_phrases(text)
+        assert not dead_links(f"docs/ladder/{name}.ipynb", text)
+        assert not MEASURED.search(text)
 
 
-def test_it_is_linked():
-    """From the course's page and from the chapter's."""
-    for page in ("docs/ladder.md", "docs/ladder/chapter1.md"):
-        assert "chapter1.ipynb)" in (ROOT / page).read_text(encoding="utf-8")
+@each_notebook
+def test_it_is_linked(name):
+    """From the course's page, from the chapter's, and from those in other languages."""
+    for page in ("docs/ladder.md", f"docs/ladder/{name}.md", "docs/ladder/es.md", "docs/ladder/zh.md"):
+        assert f"{name}.ipynb)" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_each_chapter_has_one():
+    """And all but the first chapter's are what tools/notebooks.py makes."""
+    assert set(NOTEBOOKS) == {path.stem for path in (ROOT / "docs/ladder").glob("chapter*.md")}
+    for path, text in notebooks.documents().items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text, "run `python tools/notebooks.py`"
+
+
+PRINTS = {  # what the cells print, as they stand: predictions are wrong, and counts by hand agree with the emulator's
+    0: ["chain (499500, 999, 999), tree (499500, 999, 10)", "idle [10, 11]", "the sum is 4500000: right",
+        "reads in[0], and nothing has been copied", "wrong: you predicted 255."],
+    2: ["counted was 0.0625: no", "1281 elements read, 641 written: 3.7539 accesses", "counted was 512: no",
+        "wrong: it does not compile."],
+    3: ["word 3 * t: 1 turns", "word 8 * t: 8 turns", "counted was 9: no", "wrong: you predicted 45."],
+    4: ["counted was 496: no", "counted was 0.0625: no", "counted was 8: no", "wrong: you predicted 10."],
+    5: ["by thread 40, by warp 20", "you predicted True, and it is False", "98.355\nby hand 98.3553",
+        "wrong: you predicted 100."],
+    6: ["= 1.0, 1e8 + (-1e8 + 1) = 0.0", "0x1.755cd00000000p+3: the value", "1 of the exact sum: 0x1.755cce0000000p+3",
+        "wrong: you predicted 1."],
+    7: ["where the contract adds lane 0 of chunk 0 + x[1]", "each of its 4,096 additions is the contract's"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", PRINTS)
+def test_cells_run(number, cache):
+    """In their order, and they print what the text is about."""
+    code = "\n\n".join([*cells(f"chapter{number}", "code").values(), 'assert "torch" not in sys.modules'])
+    done = run(code, (ROOT / PAGE).parent, XDG_CACHE_HOME=cache, PYTHONPATH="")
+    assert done.returncode == 0, done.stderr
+    for text in PRINTS[number]:
+        assert text in done.stdout, text
 
 
 def test_it_needs_no_torch(ran):
