@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 import sys
 import warnings
 
@@ -257,6 +258,7 @@ def other_tensors(x, on_gpu):
         "jagged": lambda: torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged),
         "quantized": lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
         "functional": lambda: torch._to_functional_tensor(x),
+        "meta": lambda: x.to("meta"),
     }
     if on_gpu:
         layouts |= {"CPU": lambda: x.cpu()}
@@ -427,6 +429,74 @@ def test_private_operators_check_what_they_read(device):
     far = torch.tensor([2**40, -(2**40), 5, 4], device=device)  # of targets only 4 is in the row
     found = OPS._row_step(x, "applied", "log_prob_backward", [1], target=far, share=ones, **step)
     assert found[:3].eq(found[0, 0]).all() and not found[3, 4].eq(found[3, 0])
+
+
+def called(name, device, **changed):
+    """The result of an operator for arguments that fit, but for some, or the error."""
+    operator = operator_of(name)
+    arguments = operator._schema.arguments
+    values = {a.name: to_device(fitting(name, a), device) for a in arguments} | changed
+    positional = [values.pop(a.name) for a in arguments if not a.kwarg_only]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return operator(*positional, **values)
+    except Exception as error:  # of whatever class
+        return error
+
+
+def test_meta_tensors_beside_others(device):
+    """No operator takes one tensor with data and one without: it would give a result that nobody has written."""
+    for name in all_operators():
+        values = {a.name: fitting(name, a) for a in operator_of(name)._schema.arguments}
+        tensors = [argument for argument, value in values.items() if isinstance(value, torch.Tensor)]
+        for argument in tensors if len(tensors) > 1 and not name.startswith(TIMED) else []:
+            found = called(name, device, **{argument: values[argument].to("meta")})
+            if name.startswith("_traced_") and not isinstance(found, Exception):  # left to torch's own
+                assert found is None or all(one is None for one in found), (name, argument, found)
+            else:
+                assert isinstance(found, RuntimeError), (name, argument, found)
+    meta, x = torch.empty(4, device="meta"), torch.ones(4, device=device)
+    for name, argument, words, changed in (
+        ("_finish_rows", "other", f"sum is on {x.device} and other is on meta", {"other": meta}),
+        ("_finish_rows", "other", f"sum is on meta and other is on {x.device}", {"sum": meta, "other": x}),
+        ("_scale_", "factor", f"self is on meta and factor is on {x.device}", {"self": [meta, meta]}),
+        ("_scale_", "self", f"self is on meta and self is on {x.device}", {"self": [meta, x], "factor": meta[0]}),
+    ):
+        found = called(name, device, **changed)
+        words = f"{name[1:]}(): {argument}: Expected all tensors to be on the same device, but {words}"
+        assert type(found) is RuntimeError and str(found).splitlines()[0] == words
+    assert called("_scale_", device, self=[meta, meta], factor=meta[0]) is None
+
+
+def test_errors_name_what_was_called(device):
+    """What a public operator raises begins with no other operator's name, of those that it calls."""
+    names = {name.partition(".")[0] for name in all_operators()}
+    names |= {name.lstrip("_") for name in names}
+    for name in all_operators():
+        plain = name.partition(".")[0]
+        if plain.startswith("_") or (device == "cuda" and has_indices(name)):
+            continue
+        strange = names - {plain, plain.removeprefix("exact_")}
+        for argument in operator_of(name)._schema.arguments:
+            value = to_device(fitting(name, argument), device)
+            for what, make in others(argument, value, device == "cuda").items():
+                try:
+                    changed = {argument.name: make()}
+                except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
+                    continue
+                found = called(name, device, **changed)
+                if isinstance(found, Exception) and (lead := re.match(r"(\w+)(\(\))?: ", str(found))):
+                    assert lead[1] not in strange, (name, argument.name, what, found)
+    x = torch.ones(4, device=device)
+    for name, words, changed in (
+        ("dot", r"Expected all .*, but self is on \w+(:0)? and other is on meta", {"other": x.to("meta")}),
+        ("dot", "sparse tensors are not supported", {"self": x.to_sparse()}),
+        ("segment_mean", "could not infer output dtype", {"dtype": torch.int64}),
+        ("cross_entropy", "target: expected the size", {"target": torch.zeros(3, dtype=torch.int64, device=device)}),
+    ):
+        found = str(called(name, device, **changed))
+        assert re.match(rf"{name}\(\): {words}", found), found
 
 
 def test_notices_lie_side_by_side():

@@ -206,16 +206,17 @@ def named(error: Exception, function: str, given: Sequence[Any] = (), **others: 
         return NotImplementedError(f"{function}(): {found[1]} tensors are not supported")
     if found := _NO_MEMORY.search(text):
         return RuntimeError(f"{function}(): there is not enough memory for {found[1]} bytes more")
-    if text.startswith((f"{function}(", f"{function}:")):
+    part = _PART.match(text)  # of what the function is made of, or its own name
+    if not part and text.startswith(f"{function}("):
         return error
-    part = _PART.match(text)  # of what the function is made of
+    name = part[0] if part and part[1] == function else f"{function}(): "
     if part and (part[1] is None or part[2] or _is_operator(part[1])):
         text = text[part.end() :]
     argument = text.partition(":")[0]
     if argument in others:
         text = others[argument] + text[len(argument) :]
     text = re.sub(r"\b(\w+)(?= is on )", lambda found: others.get(found[1], found[1]), text)
-    error.args = (f"{function}(): {text}", *error.args[1:])
+    error.args = (f"{name}{text}", *error.args[1:])
     return error
 
 

@@ -47,6 +47,28 @@ inline std::string function_name(std::string name) {
   return name.rfind("powsum_", 0) == 0 ? "linalg_powsum" : name;
 }
 
+// Throws the error again as one of the function of the operator `name` if it begins with the name of another operator, which
+// the function called.
+void rename(const c10::Error& error, const std::string& name);
+
+// Checks the arguments of a Meta kernel one after the other. It serves every call with a meta tensor and writes no results, so
+// it takes no tensor that has data: raises an error, in the words of the operator `name`, unless all are on one device.
+class OneDevice {
+ public:
+  explicit OneDevice(const std::string& name) : name_(name) {}
+  void check(const at::Tensor& x);
+  void check(const OptionalTensor& x);
+  void check(at::TensorList list);
+  template <class Other>
+  void check(const Other&) {}
+  void next() { ++argument_; }
+
+ private:
+  const std::string& name_;
+  size_t argument_ = 0, first_ = 0;  // indices in the schema; first_: of the first tensor
+  std::optional<at::Device> device_;
+};
+
 // The name of an operation's operator; or of the one that adds exactly.
 template <Operation op, bool exact = false>
 const char* operator_name() {
@@ -93,6 +115,39 @@ void put_on_backends(torch::Library& m, const std::string& name, Function functi
 #endif
 }
 
+// A kernel of an operator that calls others: its errors begin with the name of the operator's function.
+template <class Function>
+struct NamedKernel;
+
+template <class Result, class... Args>
+struct NamedKernel<Result(Args...)> {
+  std::string name;
+  Result (*function)(Args...);
+  bool meta;
+
+  // noinline: torch makes two functions of a kernel, for boxed and for unboxed calls.
+  [[gnu::noinline]] Result operator()(Args... args) const {
+    try {
+      OneDevice devices(name);
+      if (meta) ((devices.check(args), devices.next()), ...);
+      return function(std::forward<Args>(args)...);
+    } catch (const c10::Error& error) {
+      rename(error, name);
+      throw;
+    }
+  }
+};
+
+template <class Function>
+NamedKernel<Function> named_kernel(const std::string& name, Function* function, bool meta = false) {
+  return {name, function, meta};
+}
+
+template <class Function>
+void put_meta(torch::Library& m, const std::string& name, Function* function) {
+  put(m, Key::Meta, name, named_kernel(name, function, /*meta=*/true));
+}
+
 // Defines an operator without kernels, and returns its name.
 inline std::string define_schema(torch::Library& m, const std::string& schema) {
   m.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
@@ -103,8 +158,8 @@ inline std::string define_schema(torch::Library& m, const std::string& schema) {
 template <auto backends, auto meta, auto autograd = nullptr, auto batched = nullptr>
 void define_operator(torch::Library& m, const std::string& schema) {
   const std::string name = define_schema(m, schema);
-  put_on_backends(m, name, backends);
-  put(m, Key::Meta, name, meta);
+  put_on_backends(m, name, named_kernel(name, backends));
+  put_meta(m, name, meta);
   if constexpr (autograd != nullptr) put(m, Key::Autograd, name, autograd);
   if constexpr (batched != nullptr) put(m, Key::FuncTorchBatched, name, batched);
 }
@@ -121,7 +176,8 @@ void composite(torch::Library& m, const std::string& name, Function function) {
 // Defines an operator that calls others.
 template <class Function>
 void define_composite(torch::Library& m, const std::string& schema, Function function) {
-  composite(m, define_schema(m, schema), std::move(function));
+  const std::string name = define_schema(m, schema);
+  composite(m, name, named_kernel(name, function));
 }
 
 // The same with an out variant. The result is one tensor. `arguments` has an opening parenthesis only.

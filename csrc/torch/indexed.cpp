@@ -521,11 +521,11 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   define_schema(m,
                 "_index_sum_values(Tensor source, Tensor index, SymInt size, Tensor? weight, ScalarType dtype) -> (Tensor sum, "
                 "Tensor offsets)");
-  put(m, Key::CompositeExplicitAutograd, kSumValues, &values_summed);
+  put(m, Key::CompositeExplicitAutograd, kSumValues, named_kernel(kSumValues, &values_summed));
   put(m, Key::Autograd, kSumValues, &values_summed_differentiable);
   put(m, Key::FuncTorchBatchedDecomposition, kSumValues, &values_summed_by_plan);
   define_schema(m, "_embedding(Tensor table, Tensor rows, SymInt padding, int dim=0) -> Tensor");
-  put(m, Key::CompositeExplicitAutograd, kEmbedding, &embedding_rows);
+  put(m, Key::CompositeExplicitAutograd, kEmbedding, named_kernel(kEmbedding, &embedding_rows));
   put(m, Key::Autograd, kEmbedding, &embedding_differentiable);
   put(m, Key::FuncTorchBatched, kEmbedding, &embedding_batched);
 

@@ -235,7 +235,7 @@ GPUREDUCE_SMALL void define_reduction(torch::Library& m, const std::string& resu
   const std::string name = Family::name();
   m.def((name + Family::kArguments + ") -> " + result).c_str(), {at::Tag::pt2_compliant_tag});
   put_on_backends(m, name, &Kernels::reduce);
-  put(m, Key::Meta, name, &Kernels::reduce_meta);
+  put_meta(m, name, &Kernels::reduce_meta);
   put_fallthrough(m, name);
   refuse_layouts(m, name);
 }
@@ -248,7 +248,7 @@ GPUREDUCE_SMALL void define_reduction_with_out(torch::Library& m) {
   const std::string out = std::string(Family::name()) + ".out";
   m.def((out + Family::kArguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
   put_on_backends(m, out, &Kernels::reduce_out);
-  put(m, Key::Meta, out, &Kernels::reduce_out_meta);
+  put_meta(m, out, &Kernels::reduce_out_meta);
   put(m, Key::Autograd, out, &Kernels::reduce_out_autograd);
   put(m, Key::ADInplaceOrView, out, &Kernels::reduce_out_counted);
   put(m, Key::Functionalize, out, &Kernels::reduce_out_functional);

@@ -29,10 +29,10 @@ constexpr const char* kFunctions[] = {
 constexpr const char* kSteps[] = {"addends", "second_addends", "weight_addends", "applied"};
 
 template <class Enum, size_t n>
-Enum named(std::string_view name, const char* const (&names)[n], const char* what) {
+Enum named(std::string_view name, const char* const (&names)[n], const char* function, const char* what) {
   for (size_t i = 0; i < n; ++i)
     if (name == names[i]) return static_cast<Enum>(i);
-  TORCH_CHECK_VALUE(false, "_row_step: there is no ", what, " '", name, "'");
+  TORCH_CHECK_VALUE(false, function, ": there is no ", what, " '", name, "'");
 }
 
 template <class Call>
@@ -107,8 +107,8 @@ Tensor row_step(const Tensor& x, std::string_view step, std::string_view functio
   const DimMask across = check_step(x, dims, tensor_of(grad), {tensor_of(weight), tensor_of(bias)}, computed, dtype);
   const Tensor y = new_result(x, dtype);
   RowStepCall call{};
-  call.step = named<RowStep>(step, kSteps, "step");
-  call.call = make_call(named<RowFunction>(function, kFunctions, "function"),
+  call.step = named<RowStep>(step, kSteps, "_row_step", "step");
+  call.call = make_call(named<RowFunction>(function, kFunctions, "_row_step", "function"),
                         {x, tensor_of(grad), tensor_of(weight), tensor_of(bias), y}, across, "_row_step");
   call.call.wide = computed == at::kDouble;
   std::array<Tensor, 4> numbers;
@@ -139,7 +139,7 @@ std::tuple<Tensor, Tensor> finish_rows(const Tensor& sum, const OptionalTensor& 
   check_computed("_finish_rows", dtype);
   const auto results = finish_rows_meta(sum, other, function, length, eps, dtype);
   RowFinishCall call{};
-  call.function = named<RowFunction>(function, kFunctions, "function");
+  call.function = named<RowFunction>(function, kFunctions, "_finish_rows", "function");
   const at::ScalarType given = call.function == RowFunction::layer_norm ? at::kDouble : dtype;
   const Tensor sums = plain(sum.to(given)), others = numbers_of("_finish_rows", other, sum, sum.numel(), given);
   TORCH_CHECK(call.function != RowFunction::layer_norm || others.defined(), "_finish_rows: a layer_norm has means");

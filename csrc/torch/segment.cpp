@@ -205,6 +205,17 @@ struct Call {
   int64_t dim;
 };
 
+// The dtype of the results. The errors name the function.
+at::ScalarType result_of(const char* function, Operation op, const at::Tensor& data, OptionalDtype dtype,
+                         const at::Tensor* out) {
+  try {
+    return out ? out_type(op, data, dtype, *out) : result_type(op, data.scalar_type(), dtype);
+  } catch (const c10::Error& error) {
+    rename(error, function);
+    throw;
+  }
+}
+
 template <Operation op, bool exact = false>
 struct SegmentReduction {
   static const char* name() { return kName<op, exact>; }
@@ -219,7 +230,7 @@ struct SegmentReduction {
   static Call<Int> check(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype,
                          const at::Tensor* out) {
     Call<Int> call;
-    call.dtype = out ? out_type(op, data, dtype, *out) : result_type(op, data.scalar_type(), dtype);
+    call.dtype = result_of(kTitle<op, exact>, op, data, dtype, out);
     call.dim = segment_dim(kTitle<op, exact>, "data", data.dim(), dim);
     check_offsets(kTitle<op, exact>, offsets, data.device());
     dtype_of(data.scalar_type(), "an input of dtype", kTitle<op, exact>, takes_complex(op));

@@ -35,9 +35,9 @@ c10::SymDimVector common_sizes(c10::SymIntArrayRef self, c10::SymIntArrayRef wei
   return common;
 }
 
-void check_devices(const char* name, const at::Tensor& self, const at::Tensor& weight) {
-  TORCH_CHECK(self.device() == weight.device(), name, ": Expected all tensors to be on the same device, but input is on ",
-              self.device(), " and weight is on ", weight.device());
+void check_devices(const char* name, const at::Tensor& self, const at::Tensor& weight, const char* first, const char* second) {
+  TORCH_CHECK(self.device() == weight.device(), name, ": Expected all tensors to be on the same device, but ", first, " is on ",
+              self.device(), " and ", second, " is on ", weight.device());
 }
 
 namespace {
@@ -276,10 +276,12 @@ Tensor reduce_batched(const Tensor& self, const Tensor& weight, OptionalDims dim
 
 // --- dot ------------------------------------------------------------------------------------------------------------------
 
-// Raises torch.dot's errors. Returns the dtype of the result; under torch.autocast, different dtypes are promoted.
+// Raises torch.dot's errors, and those of two devices. Returns the dtype of the result; under torch.autocast, different dtypes
+// are promoted.
 OptionalDtype dot_dtype(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
   TORCH_CHECK(self.dim() == 1 && other.dim() == 1, "1D tensors expected, but got ", self.dim(), "D and ", other.dim(),
               "D tensors");
+  check_devices("dot()", self, other, "self", "other");
   const auto is_eligible = [](const Tensor& x) { return x.is_floating_point() && x.scalar_type() != at::kDouble; };
   const bool promotes =
       self.is_cuda() && at::autocast::is_autocast_enabled(at::kCUDA) && is_eligible(self) && is_eligible(other);

@@ -12,6 +12,7 @@ at::DimVector common_sizes(at::IntArrayRef self, at::IntArrayRef weight);
 c10::SymDimVector common_sizes(c10::SymIntArrayRef self, c10::SymIntArrayRef weight);
 
 // Raises an error of the function `name` unless both inputs are on one device.
-void check_devices(const char* name, const at::Tensor& self, const at::Tensor& weight);
+void check_devices(const char* name, const at::Tensor& self, const at::Tensor& weight, const char* first = "input",
+                   const char* second = "weight");
 
 }  // namespace gpureduce::weighted
