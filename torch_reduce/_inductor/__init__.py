@@ -20,6 +20,16 @@ _FOLDER = pathlib.Path(__file__).resolve().parent
 _SOURCES = [*sorted(_FOLDER.glob("*.py")), *sorted((_FOLDER.parent / "triton").glob("*.py"))]
 _HALVES = (torch.float16, torch.bfloat16)
 
+# Of Inductor, for a graph with our operators: it rounds as eager code does, and a kernel reads rows in one way alone.
+_SETTINGS = {
+    "emulate_precision_casts": True,
+    "eager_numerics.division_rounding": True,
+    "combo_kernels": False,
+    "triton.mix_order_reduction": False,
+    "triton.multi_kernel": 0,
+    "triton.tile_reductions": False,
+}
+
 
 def is_known() -> bool:
     """True if this torch has the Inductor that the code here is written for."""
@@ -53,7 +63,7 @@ def install() -> None:
             return given_compile(self, gm, *args, **others)
         _annotated(gm)
         config: Any = torch._inductor.config
-        with config.patch({"emulate_precision_casts": True, "eager_numerics.division_rounding": True}):
+        with config.patch(_SETTINGS):
             return given_compile(self, gm, *args, **others)
 
     codecache.FxGraphHashDetails.__init__ = key  # type: ignore[method-assign]

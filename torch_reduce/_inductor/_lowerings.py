@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor import config, ir, lowering
+from torch._inductor import ir, lowering
 from torch._inductor.utils import get_current_backend
 from torch._inductor.virtualized import V, ops
 from torch._library.utils import get_layout_constraint_tag
@@ -167,9 +167,7 @@ def _rows(x: Any, dims: Sequence[int] | int | None, *others: Any, argument: int 
     order is no row's. The others are read beside it."""
     tensors = [x, *(other for other in others if other is not None)]
     wide = torch.float64 in (each.get_dtype() for each in tensors)
-    if not _in_triton(*tensors) or config.triton.tile_reductions or config.combo_kernels:
-        return None
-    if any(each.get_dtype() not in _FLOATS for each in tensors):
+    if not _in_triton(*tensors) or any(each.get_dtype() not in _FLOATS for each in tensors):
         return None
     sizes, known = x.get_size(), V.graph.sizevars
     if not sizes or any(known.statically_known_equals(size, 0) for size in sizes):
