@@ -259,6 +259,15 @@ def case_halves_are_rounded():
     compare(f, data((6, 4500), HALF, 1), calls=0)
 
 
+def case_around():
+    """Other kernels that take what ours make, tiles of three dims, sizes that are computed, and branches."""
+    x, y = data((6, 700), "float32", 1), data((64, 64), "float32", 2)
+    compare(lambda x: torch._foreach_mul([R.softmax(x, 1), R.log_softmax(x, 1)], 2.0), x)
+    compare(lambda z, y: R.sum(z * y.t()[..., None], -1), data((64, 64, 64), "float32", 3), y)
+    compare(lambda x: R.sum(x[:, 2:] * 3, 1), x, dynamic=True)
+    compare(lambda x: torch.cond(x.sum() > 0, lambda x: R.softmax(x * 2, 1) * 3, lambda x: R.softmax(x, 1), (x,)), x)
+
+
 def case_special_numbers():
     x = data((8, 700), "float32", 1)
     x[0, 3], x[1, 5], x[2, 600] = float("nan"), float("inf"), -float("inf")

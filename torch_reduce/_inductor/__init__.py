@@ -8,6 +8,7 @@ import functools
 import hashlib
 import pathlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def install() -> None:
             return given_compile(self, gm, *args, **others)
         _annotated(gm)
         config: Any = torch._inductor.config
-        with config.patch(_SETTINGS):
+        with config.patch(_SETTINGS), _kernels.with_tiles():
             return given_compile(self, gm, *args, **others)
 
     codecache.FxGraphHashDetails.__init__ = key  # type: ignore[method-assign]
@@ -73,7 +74,14 @@ def install() -> None:
 def _has_ours(gm: Any) -> bool:
     from ._lowerings import OPERATORS
 
-    return gm is not None and any(node.target in OPERATORS for node in gm.graph.nodes)
+    return gm is not None and any(node.target in OPERATORS for node in _nodes(gm))
+
+
+def _nodes(gm: Any) -> Iterator[Any]:
+    """Those of a graph, and of the branches and loops in it."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
 
 
 def _annotated(gm: Any) -> list[str]:
@@ -83,17 +91,22 @@ def _annotated(gm: Any) -> list[str]:
     function the conversions are marked here, and what leaves it; what lies between eager code keeps in float32.
     """
     marked = []
-    for node in gm.graph.nodes:
+    for node in _nodes(gm):
         value = node.meta.get("val")
         tensors = [value, *(each.meta.get("val") for each in node.all_input_nodes)]
         if node.op != "call_function" or not any(_is_half(each) for each in tensors):
             continue
         origin = node.meta.get("original_aten")
         whole = origin is None or origin == node.target or node.target == torch.ops.prims.convert_element_type.default
-        if whole or any(user.meta.get("original_aten") != origin for user in node.users):
+        if whole or any(_call(user) != _call(node) for user in node.users):
             node.meta["low_precision_pointwise_barrier"] = True
             marked.append(node.name)
     return marked
+
+
+def _call(node: Any) -> tuple[Any, list[str]]:
+    """Which call of which function a node is a part of."""
+    return node.meta.get("original_aten"), [each.name for each in node.meta.get("from_node", [])]
 
 
 def _is_half(value: Any) -> bool:

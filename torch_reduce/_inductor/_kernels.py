@@ -5,9 +5,10 @@ what makes its elements and with what takes its results. A kernel that has one h
 in tiles of 512 elements. It calls the device functions of torch_reduce/triton/_tiles.py.
 """
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy
@@ -29,6 +30,7 @@ FUNCTIONS = ("exponential", "logarithm", "square_root", "whole_exponential")
 _, TILE, CHUNK = torch.ops.gpureduce._order()
 _MODULE = "gpureduce_tiles"  # torch_reduce.triton._tiles, in the kernels
 _WHOLE = 4096  # up to so many elements a kernel holds whole rows
+_tiles = False
 _LEVELS = 20  # of chunks, where nothing is known about a row's length
 
 
@@ -39,6 +41,24 @@ def install() -> None:
     _around(codegen.TritonKernel, "reduction", _reduction)
     _around(codegen.TritonKernel, "codegen_kernel", _codegen_kernel)
     _around(codegen.TritonScheduling, "create_kernel_choices", _create_kernel_choices)
+
+    imports = codegen.TritonKernel.gen_common_triton_imports
+
+    def with_ours(_: type) -> str:
+        return imports() + (f"import torch_reduce.triton._tiles as {_MODULE}\n" if _tiles else "")
+
+    codegen.TritonKernel.gen_common_triton_imports = classmethod(with_ours)  # type: ignore[assignment, method-assign]
+
+
+@contextlib.contextmanager
+def with_tiles() -> Iterator[None]:
+    """Kernels that are written here import our device functions."""
+    global _tiles
+    before, _tiles = _tiles, True
+    try:
+        yield
+    finally:
+        _tiles = before
 
 
 def _around(owner: type, name: str, ours: Callable) -> None:
@@ -126,21 +146,20 @@ def _reduction(given: Callable, kernel: Any, dtype: Any, src_dtype: Any, reducti
 def _levels(n: sympy.Expr) -> int:
     """How many binary digits the number of a row's chunks has at most."""
     most = bound_sympy(n).upper
-    return (-(-int(most) // CHUNK)).bit_length() if most.is_Integer else _LEVELS
+    return min(_LEVELS, (-(-int(most) // CHUNK)).bit_length()) if most.is_Integer else _LEVELS
 
 
 def _codegen_kernel(given: Callable, kernel: Any, *args: Any, **others: Any) -> str:
     code = given(*args, **others)
     if f"{_MODULE}." not in code:
         return code
-    code = f"import torch_reduce.triton._tiles as {_MODULE}\n{code}"
     if f"{_MODULE}.identity(" not in code and f"{_MODULE}.whole(" not in code:
         return code  # no reduction of ours
     tiled = f"{_MODULE}.lanes_with(" in code
     width = TILE if tiled else kernel._get_persistent_RBLOCK(kernel.range_trees[-1].numel)
     code, found = re.subn(
         r"@triton_heuristics\.(persistent_)?reduction\(\s*size_hints=[^\n]*\n\s*reduction_hint=[^\n]*\n",
-        f"@triton_heuristics.user_autotune(\n    configs={_programs(width, tiled)!r},\n",
+        f"@triton_heuristics.user_autotune(\n    configs={_programs(kernel, width, tiled)!r},\n",
         code,
     )
     if found != 1:
@@ -148,7 +167,7 @@ def _codegen_kernel(given: Callable, kernel: Any, *args: Any, **others: Any) -> 
     return code
 
 
-def _programs(width: int, tiled: bool) -> list[dict[str, int]]:
+def _programs(kernel: Any, width: int, tiled: bool) -> list[dict[str, int]]:
     """Rows and warps of a program whose tiles have this width, of which Inductor takes the fastest: no bit depends on
     them. A thread has 8 to 32 elements of a tile, or 4 to 16 where it reads one tile after the other."""
     found = []
@@ -158,4 +177,5 @@ def _programs(width: int, tiled: bool) -> list[dict[str, int]]:
             program = {"XBLOCK": rows, "num_warps": min(16, max(1, rows * width // (32 * each))), "num_stages": 1}
             if program not in found:
                 found.append(program)
-    return [{**program, "R0_BLOCK": width} for program in found] if tiled else found
+    others = {f"{tree.prefix.upper()}BLOCK": 1 for tree in kernel.range_trees if tree.prefix in "yz"}
+    return [{**program, **others, **({"R0_BLOCK": width} if tiled else {})} for program in found]

@@ -78,6 +78,14 @@ class Rows:
     def reads(self, x: Any) -> Callable:
         return _reader(x, len(self.sizes), self.type)
 
+    def are_numbers(self, *tensors: Any) -> bool:
+        """True if they have a number per row, in the rows' dims."""
+        return all(
+            len(x.get_size()) == len(self.ones)
+            and all(map(V.graph.sizevars.statically_known_equals, x.get_size(), self.ones))
+            for x in tensors
+        )
+
     def length(self, dtype: torch.dtype) -> Any:
         """The rows' length as a number, rounded once."""
         return _count(self.n, dtype)
@@ -170,7 +178,7 @@ def _rows(x: Any, dims: Sequence[int] | int | None, *others: Any, argument: int 
     if not _in_triton(*tensors) or any(each.get_dtype() not in _FLOATS for each in tensors):
         return None
     sizes, known = x.get_size(), V.graph.sizevars
-    if not sizes or any(known.statically_known_equals(size, 0) for size in sizes):
+    if not sizes or not all(known.statically_known_geq(size, 1) for size in sizes):
         return None
     dims = range(len(sizes)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
     across = [d % len(sizes) for d in dims]
@@ -484,10 +492,12 @@ def _lower_layer_norm(x: Any, dims: int, weight: Any, bias: Any, eps: float) -> 
     return rows.result(element, _results()[0].dtype), mean, r
 
 
-def _norm_backward(operator: Any, grad: Any, x: Any, r: Any, mean: Any, weight: Any, args: list, mask: list) -> Any:
+def _norm_backward(
+    operator: Any, grad: Any, x: Any, r: Any, mean: Any, weight: Any, bias: Any, args: list, mask: list
+) -> Any:
     """The gradients of a norm: the input's here, and those of weights by the operator, which adds over all rows."""
-    rows = _rows(x, -1, grad, r, mean, weight, argument=1)
-    if rows is None or not mask[0]:
+    rows = _rows(x, -1, grad, r, mean, weight, bias, argument=1)
+    if rows is None or not mask[0] or not rows.are_numbers(r, *([mean] if mean is not None else [])):
         return None
     dtype = _results()[0].dtype
     g, read, number = rows.reads(grad), rows.reads(x), rows.reads(r)
@@ -521,7 +531,7 @@ def _lower_rms_norm_backward(grad: Any, x: Any, dims: int, r: Any, weight: Any, 
     if dims != 1:
         return None
     args = [grad, x, dims, r, weight, eps]
-    return _norm_backward(_gpureduce._rms_norm_backward.default, grad, x, r, None, weight, args, mask)
+    return _norm_backward(_gpureduce._rms_norm_backward.default, grad, x, r, None, weight, None, args, mask)
 
 
 @_lowers(_gpureduce._layer_norm_backward.default)
@@ -531,7 +541,7 @@ def _lower_layer_norm_backward(
     if dims != 1:
         return None
     args = [grad, x, dims, mean, r, weight, bias, eps]
-    return _norm_backward(_gpureduce._layer_norm_backward.default, grad, x, r, mean, weight, args, mask)
+    return _norm_backward(_gpureduce._layer_norm_backward.default, grad, x, r, mean, weight, bias, args, mask)
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -555,7 +565,7 @@ class Targets:
         load = x.make_loader()
 
         def read(index: Sequence[sympy.Expr]) -> Any:
-            at = ops.indirect_indexing(self.of(index)[0], classes)
+            at = ops.indirect_indexing(self.of(index)[0], classes, wrap_neg=False)
             return ops.to_dtype(load([*index[:dim], at, *index[dim:]] if dim >= 0 else [at]), dtype)
 
         return read
@@ -574,6 +584,10 @@ def _integer(value: Any) -> Any:
     if isinstance(value, (int, sympy.Integer)):
         return ops.constant(int(value), torch.int64)
     return ops.index_expr(value, torch.int64)
+
+
+def _negative(value: Any, dtype: torch.dtype) -> Any:
+    return ops.mul(value, ops.constant(-1.0, dtype))  # Triton's minus makes 0.0 of 0.0
 
 
 def _masked(value: Any, ignored: Any, dtype: torch.dtype) -> Any:
@@ -601,7 +615,7 @@ def _lower_log_prob(x: Any, target: Any, dim: int, ignore_index: Any = -100) -> 
 @_lowers(_gpureduce._log_prob_backward.default)
 def _lower_log_prob_backward(grad: Any, x: Any, target: Any, dim: int, ignore_index: Any, m: Any, log_sum: Any) -> Any:
     rows = _rows(x, dim, m, log_sum, argument=1)
-    if rows is None or not _in_triton(x, target, grad):
+    if rows is None or not _in_triton(x, target, grad) or not rows.are_numbers(m, log_sum):
         return None
     targets, rank = Targets(target, ignore_index), len(rows.sizes)
     given, read = _reader(grad, rank - 1, rows.type), rows.reads(x)
@@ -638,7 +652,7 @@ def _lower_nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_ind
     read, count = targets.reads(x, 1, x.get_size()[1], dtype), targets.counts(weight, dtype)
 
     def loss(index: Sequence[sympy.Expr]) -> Any:
-        found = ops.neg(read(index))
+        found = _negative(read(index), dtype)
         found = ops.mul(found, count(index)) if weight is not None else found
         return _masked(found, targets.of(index)[1], dtype)
 
@@ -675,7 +689,7 @@ def _lower_nll_loss_backward(
         at, ignored = targets.of(row)
         share = _divided(given(row), divisor(row)) if divisor else given(row)
         share = ops.mul(share, count(row)) if weight is not None else share
-        share = _masked(ops.neg(share), ignored, dtype)
+        share = _masked(_negative(share, dtype), ignored, dtype)
         return ops.where(ops.eq(ops.index_expr(index[1], torch.int64), at), share, ops.constant(0.0, dtype))
 
     return _made(x.get_device(), element, x.get_size(), own)
