@@ -844,7 +844,10 @@ def test_ctrl_c(waits, tmp_path):
     text = TREE.replace("  if (t == 0)", f"  {wait}\n  if (t == 0)")
     (tmp_path / "mine.cu").write_text("#include <unistd.h>\n" + text)
     env = os.environ | ({"CXX": str(tmp_path / "slow")} if waits == "compiler" else {})
+    # Where the tests run in a shell's background, SIGINT is ignored, and so it would be in what they start.
+    listens = "import os, sys, signal as s; s.signal(s.SIGINT, s.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), "try", str(tmp_path / "mine.cu")]
+    command = [sys.executable, "-S", "-c", listens, *command]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for _ in range(6000):
         if told.exists() and told.read_text().endswith("\n"):
