@@ -105,7 +105,7 @@ def _annotated(gm: Any) -> list[str]:
 
 
 def _call(node: Any) -> tuple[Any, list[str]]:
-    """Which call of which function a node is a part of."""
+    """The function that a node is a part of, and the call of it."""
     return node.meta.get("original_aten"), [each.name for each in node.meta.get("from_node", [])]
 
 

@@ -168,8 +168,8 @@ def _codegen_kernel(given: Callable, kernel: Any, *args: Any, **others: Any) -> 
 
 
 def _programs(kernel: Any, width: int, tiled: bool) -> list[dict[str, int]]:
-    """Rows and warps of a program whose tiles have this width, of which Inductor takes the fastest: no bit depends on
-    them. A thread has 8 to 32 elements of a tile, or 4 to 16 where it reads one tile after the other."""
+    """Rows and warps for a program whose tiles have this width. Inductor takes the fastest ones; no bit depends
+    on them. A thread has 8 to 32 elements of a tile, or 4 to 16 where it reads one tile after the other."""
     found = []
     for tile in (1024, 2048) if not tiled else (512, 1024, 2048):
         rows = max(1, tile // width)
