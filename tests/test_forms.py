@@ -179,7 +179,7 @@ OTHER_WORDS = {
     "f(x, 0, dtype=float, out=y)": "Expected out tensor to have dtype Double, but got Float",
     "f(x, 0, out=y.int())": "output dtype.*Got: Int",
     "f(x, 0, out=y.bool())": "output dtype.*Got: Bool",
-    "f(x, 0, out=y.to('meta'))": "Expected out tensor to have device",
+    "f(x, 0, out=y.to('meta'))": "out: Expected all tensors to be on the same device, but .* and out is on meta",
     "f(x, 0, out=y.to_sparse())": "sparse tensors are not supported",
 }
 

@@ -299,11 +299,10 @@ def test_errors(device):
     for argument, wrong, kind, message in (
         ("values", values.double(), NotImplementedError, "but got Double"),
         ("values", values[None], RuntimeError, "one dim, but got 2"),
-        ("values", values.to("meta"), RuntimeError, "expected to be on .* as index, but is on meta"),
         ("values", values[:1], RuntimeError, "expected 2 elements as index has, but got 1"),
         ("weight", values.int(), NotImplementedError, "but got Int"),
         ("weight", values[None], RuntimeError, "one dim, but got 2"),
-        ("weight", values.to("meta"), RuntimeError, "as values, but is on meta"),
+        ("weight", values.to("meta"), RuntimeError, "same device, but .* is on .* and weight is on meta"),
         ("weight", values[:1], RuntimeError, "expected 2 elements as values has, but got 1"),
     ):
         given = dict(values=values, index=index, size=3, weight=values) | {argument: wrong}
@@ -314,6 +313,8 @@ def test_errors(device):
         given = dict(values=values, order=index, weight=values) | {argument: wrong}
         with pytest.raises(kind, match=rf"^gather_values\(\): {argument}: .*{message}"):
             OPS._gather_values(**given)
+    with pytest.raises(RuntimeError, match=r"same device, but values is on meta and index is on"):
+        OPS._index_sort_values(values.to("meta"), index, 3)
     with pytest.raises(RuntimeError, match=r"order: .*int64 or int32"):
         OPS._gather_values(values, values)
 

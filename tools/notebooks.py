@@ -6,6 +6,7 @@ A notebook is a text below: "%% md NAME" begins a cell of text, "%% NAME" one of
 course and say what the notebook needs, are the same in all of them.
 """
 
+import argparse
 import json
 import pathlib
 
@@ -453,6 +454,8 @@ def documents(root=ROOT):
 
 
 if __name__ == "__main__":
+    raw = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
     for name, text in documents().items():
         (ROOT / name).write_text(text, encoding="utf-8")
         print(f"written: {name}")
