@@ -1,5 +1,5 @@
-"""Where another library is faster, by class of calls. All results files are read, except those of the ladder and of the
-tests. Standard library only.
+"""Where another library is faster, by class of calls. It reads all results files except the ladder's and the
+tests'. Standard library only.
 
 A class is a function on one kind of inputs, against one rival. It has the cells of all GPUs. README has the worst
 classes, docs/performance.md has all of them: report.py writes both.

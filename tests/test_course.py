@@ -55,7 +55,7 @@ def test_a_command_runs(words, tmp_path, monkeypatch, capsys):
     (tmp_path / "torch_reduce" / "ladder").mkdir(parents=True)
     shutil.copytree(_whole.FIRST.parent, tmp_path / "torch_reduce" / "ladder" / "programs")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_try, "BLOCKS", (512,))  # of which `try` tries several
+    monkeypatch.setattr(_try, "BLOCKS", (512,))  # `try` tries several
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     status = _program.main(list(words))
     said = capsys.readouterr()
