@@ -446,7 +446,7 @@ def _tree(nodes, names, step="step {}", left=None):
 
 def idea_tree():
     """A chain and a tree over eight numbers."""
-    title = "Eight numbers: seven additions in a chain of seven steps, or in a tree of three"
+    title = "Seven additions: a chain of seven steps, or a tree of three"
     parts, left, pitch = [_text(MARGIN, 28, title, font_size=14, font_weight="bold")], 100, 52
     names = "abcdefgh"
     top = 52
@@ -516,7 +516,7 @@ def batch_invariance(results):
     cases = differing or results["cases"]
     names = [f"{name}: 00 results" for case in cases for name in case["patterns"]]
     left = MARGIN + 12 + CHARACTER * max(map(len, names))
-    title = f"{results['gpu']}, torch {results['torch']}: one row of {results['n']:,} elements, in growing batches"
+    title = f"{results['gpu']}, torch {results['torch']}: a row of {results['n']:,} elements in growing batches"
     parts, y = [_text(MARGIN, 28, title, font_size=16, font_weight="bold")], 30
     left_out = [f"{case['layout'].split(':')[0]}, {case['dtype']}" for case in results["cases"] if case not in cases]
     note = [f"Not shown, as no result differs there: {'; '.join(left_out)}."] if left_out else []
