@@ -494,7 +494,7 @@ def test_huge_problems(device):
     """Tiles, offsets and grids of problems beyond 2^31 outputs, elements and tiles, with no memory at all."""
     rng = random.Random(4)
     beyond = {"outputs": 0, "nested outputs": 0, "length": 0, "tiles": 0}
-    for _ in range(10_000):
+    for _ in range(4_000):
         sizes, strides, dims = huge_case(rng)
         source = rng.choice(SOURCES)
         target = rng.choice(["int8", "int64"]) if source == "int8" else model.natural_result(source)
@@ -510,7 +510,7 @@ def test_huge_problems(device):
         beyond["nested outputs"] += nested and outputs > 1 << 31
         beyond["length"] += length > 1 << 31
         beyond["tiles"] += plan["tiles"] > 1 << 32
-    assert min(beyond.values()) > 30, beyond
+    assert min(beyond.values()) > 20, beyond
 
 
 def test_more_than_2_32_tiles():
