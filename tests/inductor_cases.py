@@ -259,6 +259,29 @@ def case_halves_are_rounded():
     compare(f, data((6, 4500), HALF, 1), calls=0)
 
 
+def case_conversions():
+    """Values that are converted to another dtype and back are rounded to it, if the graph has a reduction of ours."""
+    x = data((6, 768), "float32", 1) + data((6, 768), "float32", 2) / 4096
+    half = getattr(torch, HALF)
+
+    def f(x):
+        y = (x * 3).half()
+        z = torch.addcmul(torch.addcmul(y, y, y, value=0.3), y, y, value=0.7)  # torch decomposes both
+        wide = (x.double() / 3).float().double(), x.to(half).float(), y.float().half()
+        return z, y.float() * x, *wide, *(R.sum(each, 1, dtype=torch.float64) for each in (z, *wide))
+
+    def branches(x):
+        return torch.cond(x.sum() > 0, lambda x: R.sum(x.half().float(), 1), lambda x: x[:, 0].half().float(), (x,))
+
+    compare(gradients(f), x, calls=0)
+    compare(branches, x)
+    compare(lambda x: R.sum((x * 9).int().float(), 1), x, calls=0)
+
+    torch._dynamo.reset()
+    x, of_torch = x.to(DEVICE), torch.compile(lambda x: x.half().float() * 3)
+    assert_same_bits(cpu(of_torch(x)), cpu(x * 3), "a graph of torch's is as it was")
+
+
 def case_around():
     """Other kernels that take what ours make, tiles of three dims, sizes that are computed, and branches."""
     x, y = data((6, 700), "float32", 1), data((64, 64), "float32", 2)

@@ -1,0 +1,99 @@
+"""Graphs that hold our operators: they round where eager code does.
+
+Inductor's pass ``pointless_convert`` makes one conversion of two. If the first one rounds, as from float32 to a half,
+the result has other bits than eager code's: between two functions that torch decomposes nothing is rounded to a half.
+In our graphs the pass takes only pairs whose first conversion keeps the value. A backward pass is ours if its forward
+pass is, as both are one graph at first.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._inductor import compile_fx
+from torch._inductor.fx_passes import joint_graph
+
+from ._lowerings import OPERATORS
+
+__all__ = ["annotated", "has_ours", "install"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+_CONVERT = torch.ops.prims.convert_element_type.default
+
+_MARK = "torch_reduce"  # of the nodes of a graph of ours, which is cut in two later
+
+_in_ours = False  # the passes work on a graph of ours
+
+
+def install() -> None:
+    """Puts our condition before the pass."""
+    entries = joint_graph.patterns["call_function", _CONVERT]
+    (entry,) = (each for each in entries if getattr(each, "handler", None) is joint_graph.pointless_convert)
+    given_check, given_passes = entry.extra_check, compile_fx._recursive_joint_graph_passes
+
+    @functools.wraps(given_passes)
+    def passes(gm: Any, *args: Any, **others: Any) -> Any:
+        global _in_ours
+        before, _in_ours = _in_ours, _in_ours or has_ours(gm)
+        try:
+            found = given_passes(gm, *args, **others)
+            if _in_ours:
+                for node in _nodes(found):
+                    node.meta[_MARK] = True
+        finally:
+            _in_ours = before
+        return found
+
+    entry.extra_check = lambda match: given_check(match) and not (_in_ours and _rounds(**match.kwargs))
+    compile_fx._recursive_joint_graph_passes = passes
+
+
+def _rounds(arg: Any, dtype1: torch.dtype, dtype2: torch.dtype) -> bool:
+    """True if the first of two conversions changes values. The names are the pass's."""
+    value = arg.meta.get("val")
+    if value is None or not (value.dtype.is_floating_point and dtype1.is_floating_point):
+        return True
+    given, kept = torch.finfo(value.dtype), torch.finfo(dtype1)
+    return given.eps < kept.eps or given.max > kept.max
+
+
+def has_ours(gm: Any) -> bool:
+    """True if Inductor has a form for one of its operators that is ours, or for one in its forward pass."""
+    return gm is not None and any(node.target in OPERATORS or _MARK in node.meta for node in _nodes(gm))
+
+
+def _nodes(gm: Any) -> Iterator[Any]:
+    """Those of a graph, and of the branches and loops in it."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
+
+
+def annotated(gm: Any) -> list[str]:
+    """Marks the nodes whose results eager code rounds to a half, so that Inductor rounds them, too; their names.
+
+    torch marks them where it traces with ``emulate_precision_casts``, but none in what it decomposes. Of a decomposed
+    function the conversions are marked here, and what leaves it; what lies between eager code keeps in float32.
+    """
+    marked = []
+    for node in _nodes(gm):
+        value = node.meta.get("val")
+        tensors = [value, *(each.meta.get("val") for each in node.all_input_nodes)]
+        if node.op != "call_function" or not any(_is_half(each) for each in tensors):
+            continue
+        origin = node.meta.get("original_aten")
+        whole = origin is None or origin == node.target or node.target == torch.ops.prims.convert_element_type.default
+        if whole or any(_call(user) != _call(node) for user in node.users):
+            node.meta["low_precision_pointwise_barrier"] = True
+            marked.append(node.name)
+    return marked
+
+
+def _call(node: Any) -> tuple[Any, list[str]]:
+    """The function that a node is a part of, and the call of it."""
+    return node.meta.get("original_aten"), [each.name for each in node.meta.get("from_node", [])]
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _HALVES
