@@ -44,8 +44,9 @@ def install() -> None:
         return
     from torch._inductor import codecache, compile_fx
 
-    from . import _graphs, _kernels, _lowerings
+    from . import _decompositions, _graphs, _kernels, _lowerings
 
+    _decompositions.install()
     _graphs.install()
     _kernels.install()
     _lowerings.install()

@@ -4,16 +4,22 @@ Inductor's pass ``pointless_convert`` makes one conversion of two. If the first 
 the result has other bits than eager code's: between two functions that torch decomposes nothing is rounded to a half.
 In our graphs the pass takes only pairs whose first conversion keeps the value. A backward pass is ours if its forward
 pass is, as both are one graph at first.
+
+Where torch cuts this graph in two, it keeps what a call reads, and computes again what a fused operator reads, if that
+needs less memory. It is told that ours are fused.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._functorch import partitioners
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes import joint_graph
 
+from . import _lowerings
 from ._lowerings import OPERATORS
 
 __all__ = ["annotated", "has_ours", "install"]
@@ -27,7 +33,7 @@ _in_ours = False  # the passes work on a graph of ours
 
 
 def install() -> None:
-    """Puts our condition before the pass."""
+    """Puts our condition before the pass, and our operators among the fused ones."""
     entries = joint_graph.patterns["call_function", _CONVERT]
     (entry,) = (each for each in entries if getattr(each, "handler", None) is joint_graph.pointless_convert)
     given_check, given_passes = entry.extra_check, compile_fx._recursive_joint_graph_passes
@@ -47,6 +53,18 @@ def install() -> None:
 
     entry.extra_check = lambda match: given_check(match) and not (_in_ours and _rounds(**match.kwargs))
     compile_fx._recursive_joint_graph_passes = passes
+
+    given_list = partitioners.get_default_op_list
+
+    @functools.wraps(given_list)
+    def op_list() -> Any:
+        found = given_list()
+        if not _lowerings.fuses:
+            return found
+        ours = {operator.overloadpacket for operator in OPERATORS}
+        return dataclasses.replace(found, fusible_ops=found.fusible_ops | ours)
+
+    partitioners.get_default_op_list = op_list
 
 
 def _rounds(arg: Any, dtype1: torch.dtype, dtype2: torch.dtype) -> bool:

@@ -12,6 +12,7 @@ from torch._inductor import ir, lowering
 from torch._inductor.utils import get_current_backend
 from torch._inductor.virtualized import V, ops
 from torch._library.utils import get_layout_constraint_tag
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.operator_schemas import normalize_function
 
 __all__ = ["OPERATORS", "install"]
@@ -190,6 +191,23 @@ def _rows(x: Any, dims: Sequence[int] | int | None, *others: Any, argument: int 
     return None if known.optimization_hint(rows.n, fallback=0) > _LONG and count < _FEW else rows
 
 
+def fuses_rows_of(x: torch.Tensor, dim: int) -> bool:
+    """Whether :func:`_rows` takes the rows of a fake tensor along a dim; where a compiler traces."""
+    if not fuses or get_current_backend(x.device.type) != "triton" or x.dtype not in _FLOATS or x.dim() == 0:
+        return False
+    n = x.shape[dim]
+    if not statically_known_true(x.stride(dim) == 1) or statically_known_true(n == 1):
+        return False
+    known = all(statically_known_true(size >= 1) for size in x.shape)
+    return known and not (_hint(n, 0) > _LONG and _hint(x.numel() // n, _FEW) < _FEW)
+
+
+def _hint(size: Any, fallback: int) -> int:
+    if isinstance(size, torch.SymInt):
+        return size.node.hint if size.node.has_hint() else fallback
+    return size
+
+
 def _kept(result: Any, keepdim: bool) -> Any:
     """Numbers of rows with the reduced dims or without them."""
     if keepdim:
@@ -355,14 +373,22 @@ def _lower_var_mean(
 
 def _exponentials(rows: Rows, x: Any) -> tuple[Any, Any, Callable]:
     """A row's largest element m, the sum of e^(x - m), and how e^(x - m) is computed."""
-    read = rows.reads(x)
-    m = rows.reduced("larger", read)
-    largest = rows.reads(m)
-
-    def exponential(index: Sequence[sympy.Expr]) -> Any:
-        return ops.gpureduce_exponential(ops.sub(read(index), largest(index)))
-
+    m = rows.reduced("larger", rows.reads(x))
+    exponential = _exponential(rows, x, m)
     return m, rows.sum(exponential), exponential
+
+
+def _exponential(rows: Rows, x: Any, m: Any) -> Callable:
+    read, largest = rows.reads(x), rows.reads(m)
+    return lambda i: ops.gpureduce_exponential(ops.sub(read(i), largest(i)))
+
+
+@_lowers(_gpureduce._exponent_sum.default)
+def _lower_exponent_sum(x: Any, largest: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    rows = _rows(x, dim, largest)
+    if rows is None or not rows.are_numbers(largest):
+        return None
+    return _kept(rows.sum(_exponential(rows, x, largest)), keepdim)
 
 
 def _finite(m: Any) -> Any:
@@ -397,8 +423,30 @@ def _softmax_rows(x: Any, dim: int, *others: Any, argument: int = 0) -> Rows | N
     return rows
 
 
-def _or_nan(m: Any, value: Any, dtype: torch.dtype) -> Any:
-    return ops.where(_finite(m), value, ops.constant(float("nan"), dtype))
+# What is known of a row besides m: 1 / S or log S.
+_NUMBERS: dict[str, Callable] = {
+    "softmax": lambda s, dtype: _divided(ops.constant(1.0, dtype), s),
+    "log_softmax": lambda s, dtype: ops.to_dtype(_log(s), dtype),
+}
+
+
+def _number_of(function: str, dtype: torch.dtype) -> Callable:
+    def number(m: Any, total: Any) -> Any:
+        return ops.where(_finite(m), _NUMBERS[function](total, dtype), ops.constant(float("nan"), dtype))
+
+    return number
+
+
+@_lowers(_gpureduce._finish_rows.default)
+def _lower_finish_rows(total: Any, other: Any, function: str, length: Any, eps: float, dtype: torch.dtype) -> Any:
+    if function not in _NUMBERS or not _in_triton(total, other) or total.get_size() != other.get_size():
+        return None
+    if {total.get_dtype(), other.get_dtype()} != {dtype}:
+        return None
+    number, loads, made = _number_of(function, dtype), (other.make_loader(), total.make_loader()), []
+    for element in (loads[0], lambda i: number(*(load(i) for load in loads))):
+        made.append(_made(total.get_device(), element, total.get_size(), dtype))
+    return tuple(made)
 
 
 @_lowers(_gpureduce.softmax.default)
@@ -407,8 +455,7 @@ def _lower_softmax(x: Any, dim: int, *, dtype: torch.dtype | None = None) -> Any
     if rows is None:
         return None
     m, total, exponential = _exponentials(rows, x)
-    share = rows.numbers(lambda m, s: _or_nan(m, _divided(ops.constant(1.0, rows.type), s), rows.type), m, total)
-    number = rows.reads(share)
+    number = rows.reads(rows.numbers(_number_of("softmax", rows.type), m, total))
     return rows.result(lambda i: ops.mul(exponential(i), number(i)), _results().dtype)
 
 
@@ -418,7 +465,7 @@ def _lower_log_softmax(x: Any, dim: int, *, dtype: torch.dtype | None = None) ->
     if rows is None:
         return None
     m, total, _ = _exponentials(rows, x)
-    log = rows.numbers(lambda m, s: _or_nan(m, ops.to_dtype(_log(s), rows.type), rows.type), m, total)
+    log = rows.numbers(_number_of("log_softmax", rows.type), m, total)
     read, largest, number = rows.reads(x), rows.reads(m), rows.reads(log)
     return rows.result(lambda i: ops.sub(ops.sub(read(i), largest(i)), number(i)), _results().dtype)
 
@@ -600,7 +647,7 @@ def _lower_log_prob(x: Any, target: Any, dim: int, ignore_index: Any = -100) -> 
     if rows is None or not _in_triton(x, target):
         return None
     m, total, _ = _exponentials(rows, x)
-    log = rows.numbers(lambda m, s: _or_nan(m, ops.to_dtype(_log(s), rows.type), rows.type), m, total)
+    log = rows.numbers(_number_of("log_softmax", rows.type), m, total)
     targets = Targets(target, ignore_index)
     read = targets.reads(x, rows.dim, rows.n, rows.type)
     largest, number = rows.reads(m), rows.reads(log)
