@@ -86,7 +86,7 @@ def test_every_operation_is_tested():
 def test_documented_and_typed():
     """Everything public has a docstring and type hints, methods of classes too, and the package says it is typed."""
     assert (PACKAGE / "py.typed").exists()
-    wanted = {"__version__", "distributed", "exact", "explain", "ladder", "replace_torch_sum", "tune"}
+    wanted = {"__version__", "decompositions", "distributed", "exact", "explain", "ladder", "replace_torch_sum", "tune"}
     wanted |= {*map(str, OPERATIONS)}
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
     wanted |= {*map(str, [*FAMILY, *SEGMENTS]), "segment_softmax", "std", "var", "var_mean"}
@@ -120,7 +120,7 @@ def test_documented_and_typed():
 def functions():
     """The public functions of tensors."""
     others = {"__version__", "check_batch_invariance", "clip_grad_norm_", "get_total_norm"}
-    others |= {"distributed", "exact", "ladder"}
+    others |= {"decompositions", "distributed", "exact", "ladder"}
     return sorted(set(torch_reduce.__all__) - others - {"IndexPlan", "replace", "replace_torch_sum"})
 
 

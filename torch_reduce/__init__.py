@@ -31,6 +31,7 @@ __all__ = [
     "clip_grad_norm_",
     "count_nonzero",
     "cross_entropy",
+    "decompositions",
     "distributed",
     "dot",
     "embedding",
@@ -101,6 +102,7 @@ else:
     from . import exact
     from ._batches import check_batch_invariance
     from ._clip import clip_grad_norm_, get_total_norm
+    from ._export import decompositions
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
     from ._index import IndexPlan, index_plan
     from ._indexed import (
