@@ -347,6 +347,29 @@ def case_other_calls():
     compare(lambda x: R.sum(x.flatten() * 2), data((40000,), "float32", 1), calls=1)
 
 
+class Normed(torch.nn.Module):
+    def forward(self, x):
+        return R.rms_norm(x * 2, x.shape[1:]) + 1
+
+
+def case_packages():
+    """AOTInductor's program launches the fused kernel, and calls no operator that a library would have to bring."""
+    program = torch.export.export(Normed(), (data((6, 768), "float32", 1).to(DEVICE),))
+    written = []
+
+    def compile_program(graph, wrapper, *_, **__):
+        written.append(wrapper)
+        raise NotImplementedError  # a C++ compiler would need a GPU's kernels
+
+    with patched(torch._inductor.codecache.AotCodeCompiler, "compile", compile_program), contextlib.suppress(Exception):
+        torch._inductor.aoti_compile_and_package(program)
+    (wrapper,) = written
+    lines = [line.partition("//")[0] for line in wrapper.partition("::run_impl(")[2].splitlines()]
+    launches = [line for line in lines if "triton_" in line]
+    assert len(launches) == 1, launches
+    assert not any("gpureduce" in line or "proxy_executor_call" in line for line in lines), wrapper
+
+
 CASES = {name.removeprefix("case_"): case for name, case in list(globals().items()) if name.startswith("case_")}
 
 
