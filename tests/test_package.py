@@ -974,9 +974,10 @@ def test_builds_of_one_tree_wait_for_each_other(tmp_path):
         assert line == f"torch_reduce: another build in {folder} is running: waiting until it is done\n"
         assert process.poll() is None and not list(folder.rglob("*.o"))
     both = [process, setup_py(folder, "build_ext", "--inplace"), setup_py(folder, "bdist_wheel")]
-    for each in both:
-        said = each.communicate(timeout=300)[0]
-        assert each.returncode == 0, said
+    # All are read at once: a build whose pipe is full would keep the lock that another one waits for.
+    with concurrent.futures.ThreadPoolExecutor(len(both)) as pool:
+        for each, (said, _) in zip(both, pool.map(lambda one: one.communicate(timeout=300), both), strict=True):
+            assert each.returncode == 0, said
     assert (folder / "torch_reduce" / GLUE.name).exists() and len(list(folder.glob("dist/*.whl"))) == 1
 
 
