@@ -406,8 +406,11 @@ class Build(cpp_extension.BuildExtension):
         # Clang's `#pragma omp` calls another OpenMP than torch's, so tools/clang has a parallel_for without it.
         clang = "__clang__" in output(*cxx, "-dM", "-E", "-x", "c++", os.devnull)
         if not clang:
-            # No gaps before jumps' targets: they are a fortieth of the host's code.
-            CXX_FLAGS.extend(["-fvect-cost-model=dynamic", "-fno-align-jumps", "-fno-align-labels"])
+            # GCC vectorizes as with -O3, and loops with conditions, too: it may compute what a condition then drops, as
+            # nobody asks which operations overflowed. No gaps before jumps' targets: a fortieth of the host's code.
+            flags = ["-fvect-cost-model=dynamic", "-fno-trapping-math", "-fno-align-jumps", "-fno-align-labels"]
+            for each in self.extensions:
+                each.extra_compile_args["cxx"] += flags
         serial = clang and LINUX
         self.build_with_plain_paths([f"{SOURCE}/tools/clang"] if serial else [], cudart_link() if CUDA else [])
         for each in self.extensions:

@@ -695,6 +695,8 @@ def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx)
     if cxx == "ccache c++":
         log = (tmp_path / "bin" / "log").read_text()
         assert "tiny.cpp" in log and "-shared" in log
+        compiled = [line for line in log.splitlines() if " -c " in line]
+        assert compiled and all("-fvect-cost-model=dynamic -fno-trapping-math" in line for line in compiled)
     (folder / "csrc" / "number.h").write_text("#define NUMBER 2\n")
     said, library = in_place(folder, **env)
     assert library.number() == 2
