@@ -41,9 +41,20 @@ void run_alone(const Segments& s, int64_t number) {
 template <class Acc>
 [[gnu::noinline]] void store_short(const Reduction& r, int64_t place, int64_t stride, const Acc* sums, int64_t step,
                                    int64_t columns, int64_t length) {
-  for (int64_t c = 0; c < columns; ++c) {
-    if (r.finish == Finish::none) store(r.output, place + c * stride, r.out, sums[c * step]);
-    else store(r.output, place + c * stride, r.out, finished(sums[c * step], r.finish, length));
+  if (r.finish != Finish::none) {
+    for (int64_t c = 0; c < columns; ++c)
+      store(r.output, place + c * stride, r.out, finished(sums[c * step], r.finish, length));
+    return;
+  }
+  switch (r.out) {
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                      \
+  case DType::name: {                                                                     \
+    type* const out = static_cast<type*>(r.output) + place;                               \
+    for (int64_t c = 0; c < columns; ++c) out[c * stride] = result<type>(sums[c * step]); \
+    break;                                                                                \
+  }
+    GPUREDUCE_DTYPES(GPUREDUCE_STORE)
+#undef GPUREDUCE_STORE
   }
 }
 
