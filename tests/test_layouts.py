@@ -189,6 +189,10 @@ OF_INSTRUCTIONS = {
         "norms": ["largest_keeps_nan"],
         "segment": ["every_length", "mixed_lengths"],
     },
+    "rows": {
+        "rows": ["pinned_rows", "rows_that_begin_anywhere", "layouts", "special_rows"],
+        "losses": ["log_prob"],
+    },
 }
 
 

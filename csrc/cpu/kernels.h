@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "../problem/rows.h"
 #include "plan.h"
 
 namespace gpureduce::cpu {
@@ -57,6 +58,13 @@ struct ExactKernels {
   Convert<T> convert;
 };
 
+// Rows from `begin` to `end` (exclusive) of a call, or columns of its weights. `scratch` has kRowBytes, aligned to 64 bytes.
+template <class Call>
+using RowKernel = void (*)(const Call& call, int64_t begin, int64_t end, void* scratch);
+constexpr int kRowLevels = 48;         // of the tree above chunks
+constexpr int64_t kRowColumns = 1024;  // most columns whose sums are joined together
+constexpr int64_t kRowBytes = 1 << 18;
+
 struct InstructionSet {
   const char* name;
   int vector_bytes;
@@ -69,6 +77,9 @@ struct InstructionSet {
   ExactKernels<double> exact_doubles;
   ExactRow exact_row_of_halves, exact_row_of_bfloats;  // null if they are converted first
   ExactProducts exact_products;                        // null if there are no fused multiply-adds
+  RowKernel<RowsCall> rows;
+  RowKernel<RowStepCall> row_step;
+  RowKernel<RowWeightsCall> row_weights;  // of columns
 };
 
 namespace generic {

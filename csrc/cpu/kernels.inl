@@ -4,7 +4,7 @@
 // The files of kernels/ are parts of this one, in this namespace.
 
 #ifdef __clang__
-#pragma clang fp contract(off)  // no code here multiplies and adds, so other compilers can't fuse either
+#pragma clang fp contract(off)  // other compilers are told by setup.py
 #define GPUREDUCE_UNROLL _Pragma("unroll")
 #else
 #define GPUREDUCE_UNROLL _Pragma("GCC unroll 32")
@@ -29,6 +29,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 #include "kernels/pieces.inl"
 #include "kernels/tasks.inl"
 #include "kernels/exact.inl"
+#include "kernels/row_functions.inl"
 // clang-format on
 
 // The kernel for accumulators that are no sums, and for maps other than value and nonzero.
@@ -129,7 +130,10 @@ InstructionSet functions() {
           {exact_row<double>, exact_rows<double>, exact_columns<double>, convert_numbers<double>},
           exact_row_if_loaded<Half>(),
           exact_row_if_loaded<BFloat16>(),
-          kFuses ? exact_products : nullptr};
+          kFuses ? exact_products : nullptr,
+          rows_kernel,
+          row_step_kernel,
+          row_weights_kernel};
 }
 
 }  // namespace gpureduce::cpu::GPUREDUCE_ISA

@@ -73,10 +73,15 @@ GPUREDUCE_HOST_DEVICE A exponential_or_zero(A x) {
 template <class A>
 GPUREDUCE_HOST_DEVICE A whole_exponential(A x) {
   constexpr A kLow = sizeof(A) == 4 ? -80 : -700;
+#ifdef __CUDA_ARCH__
   if (x != x) return x;
   if (x >= kLow) return exponential(x);
   const A root = exponential(x * A(0.5));
   return x < 4 * kLow ? A(0) : root * root;
+#else  // the same without branches, so that loops vectorise
+  const A found = exponential(x < kLow ? x * A(0.5) : x), square = x < 4 * kLow ? A(0) : found * found;
+  return x != x ? x : x < kLow ? square : found;
+#endif
 }
 
 // The logarithm of x, which is NaN or at least 1.

@@ -177,3 +177,29 @@ template <class Acc>
 void join_left(Acc* __restrict right, const Acc* __restrict left, int64_t n) {
   for (int64_t i = 0; i < n; ++i) right[i] = left[i] + right[i];
 }
+
+// Sums that arrive one by one, each of `size` numbers. They are joined like the bits of a counter: level k of the stack holds
+// the sum of 2^k of them that waits for its right neighbour.
+template <class Acc>
+class Counter {
+ public:
+  Counter(Acc* stack, int64_t size) : stack_(stack), size_(size) {}
+
+  // Takes a sum that others follow, and overwrites it.
+  void add(Acc* sum) {
+    int level = 0;
+    for (; count_ >> level & 1; ++level) join_left(sum, stack_ + level * size_, size_);
+    memcpy(stack_ + level * size_, sum, size_ * sizeof(Acc));
+    ++count_;
+  }
+  // Takes the last sum, which becomes the sum of all. Sums that still wait are on its left.
+  void finish(Acc* sum) const {
+    for (int level = 0; count_ >> level; ++level)
+      if (count_ >> level & 1) join_left(sum, stack_ + level * size_, size_);
+  }
+
+ private:
+  Acc* const stack_;
+  const int64_t size_;
+  int64_t count_ = 0;
+};

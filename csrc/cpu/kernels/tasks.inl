@@ -1,7 +1,6 @@
 // The kernels, which carry out tasks: floating sums in the contract's order, integer sums in any order, and other joins.
 
-// A task of floating sums. A tile is joined to one leaf per output. Tiles are joined like the bits of a counter: level k of the
-// stack holds the sum of 2^k tiles, and each new tile carries.
+// A task of floating sums. A tile is joined to one leaf per output, and then to other tiles.
 template <class In, class Acc>
 class OrderedTask {
  public:
@@ -26,20 +25,14 @@ class OrderedTask {
         return sum_short_columns(sums);
     }
     const int64_t size = task_.rows * task_.width;
-    int64_t tiles = 0;
+    Counter<Acc> tiles(stack_, size);
     Acc* joined = tile_;
     for (int64_t leaf = task_.begin; leaf < task_.end; leaf += leaves_) {
       fill_tile(leaf);
       joined = join_tile<Acc>(tile_, other_, task_.rows, leaves_ / together_, task_.width);
-      if (leaf + leaves_ >= task_.end) break;
-      int level = 0;
-      for (; tiles >> level & 1; ++level) join_left(joined, stack_ + level * size, size);
-      memcpy(stack_ + level * size, joined, size * sizeof(Acc));
-      ++tiles;
+      if (leaf + leaves_ < task_.end) tiles.add(joined);
     }
-    for (int level = 0; tiles >> level; ++level) {
-      if (tiles >> level & 1) join_left(joined, stack_ + level * size, size);
-    }
+    tiles.finish(joined);
     memcpy(sums, joined, size * sizeof(Acc));
   }
 
@@ -327,8 +320,7 @@ void find_largest(const Plan& plan, const Task& task, void* scratch, void* sums)
   }
 }
 
-// Joins of any kind in the contract's order, a tile of leaves at a time. Tiles are joined like the bits of a counter: the stack
-// holds those that wait for a neighbour.
+// Joins of any kind in the contract's order, a tile of leaves at a time.
 template <class Acc, class T>
 void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums) {
   const int64_t width = task.width, leaves = plan.tile.leaves, lanes = min(leaves, kLanes), length = plan.problem.length;
@@ -357,7 +349,8 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
   Cursor row(plan.problem.rows, task.first_row);
   for (int64_t r = 0; r < task.rows; ++r, row.advance(1)) {
     Acc* joined = tile;
-    for (int64_t leaf = task.begin, tiles = 0; leaf < task.end; leaf += leaves, ++tiles) {
+    Counter<Acc> tiles(stack, width);
+    for (int64_t leaf = task.begin; leaf < task.end; leaf += leaves) {
       for (int64_t l = 0; l < leaves; l += lanes) {
         Acc* const some = tile + l * width;
         const int64_t first = leaf_start(leaf + l), end = min(length, first / kChunk * kChunk + kChunk);
@@ -370,15 +363,9 @@ void join_in_order(const Plan& plan, const Task& task, void* scratch, void* sums
         if (first >= end) pad(some, lanes * width);
       }
       joined = join(1);
-      int level = 0;
-      for (; tiles >> level & 1; ++level) join_left(joined, stack + level * width, width);
-      if (leaf + leaves < task.end) {
-        memcpy(stack + level * width, joined, width * sizeof(Acc));
-        continue;
-      }
-      for (++level; tiles >> level; ++level)  // tiles that still wait are on the left
-        if (tiles >> level & 1) join_left(joined, stack + level * width, width);
+      if (leaf + leaves < task.end) tiles.add(joined);
     }
+    tiles.finish(joined);
     memcpy(out + r * width, joined, width * sizeof(Acc));
   }
 }
