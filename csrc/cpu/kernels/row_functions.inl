@@ -149,6 +149,16 @@ __attribute__((noinline)) void add_to_lanes(T* __restrict lanes, const A* __rest
   }
 }
 
+// Joins the first n of kLanes lanes, for each of `count` sums. `scratch` has room for kChunk numbers.
+template <class T>
+void join_lanes_of(const T* lanes, int64_t count, int64_t n, T* scratch, T* sums) {
+  T* const other = scratch + kChunk / 2;
+  int64_t size = kVector<T>;
+  while (size < n) size *= 2;
+  sum_short_rows(scratch, other, lanes, count, kLanes, n, size, 1, kVector<T>);
+  memcpy(sums, join_tile<T>(scratch, other, count, size / kVector<T>, 1), count * sizeof(T));
+}
+
 template <class A, class F>
 __attribute__((noinline)) void apply_to_each(A* __restrict y, const A* __restrict x, const A* __restrict g,
                                              const A* __restrict w, const A* __restrict b, int64_t n, F applied) {
@@ -199,7 +209,7 @@ class Rows {
       add_to_lanes<f, true>(lanes, x, g, w, count, row, first);
       for (int64_t i = kLanes; i < n; i += kLanes)
         add_to_lanes<f, false>(lanes, x + i, g + i, w + i, min(kLanes, n - i), row, first);
-      for (int k = 0; k < kCount; ++k) sum_chunk(lanes + k * kLanes, count, 1, reinterpret_cast<T*>(joins_), sums + k);
+      join_lanes_of(lanes, kCount, count, reinterpret_cast<T*>(joins_), sums);
       if (begin + n < call_.length) chunks.add(sums);
     });
     chunks.finish(sums);
