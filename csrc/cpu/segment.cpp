@@ -37,6 +37,17 @@ void run_alone(const Segments& s, int64_t number) {
   if (!run(r)) throw std::logic_error("there is no kernel of a segment's elements");
 }
 
+template <class Out, class Acc>
+void store_run(Out* out, int64_t stride, const Acc* sums, int64_t step, int64_t n) {
+  if (stride == 1 && step == 1) {
+    for (int64_t i = 0; i < n; ++i) out[i] = result<Out>(sums[i]);
+  } else if (stride == 1 && step == 0) {
+    std::fill_n(out, n, result<Out>(*sums));
+  } else {
+    for (int64_t i = 0; i < n; ++i) out[i * stride] = result<Out>(sums[i * step]);
+  }
+}
+
 // Finishes sums, `step` apart, and rounds them to any dtype. That is a lot of code, so it is compiled once per accumulator.
 template <class Acc>
 [[gnu::noinline]] void store_short(const Reduction& r, int64_t place, int64_t stride, const Acc* sums, int64_t step,
@@ -47,12 +58,8 @@ template <class Acc>
     return;
   }
   switch (r.out) {
-#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family)                      \
-  case DType::name: {                                                                     \
-    type* const out = static_cast<type*>(r.output) + place;                               \
-    for (int64_t c = 0; c < columns; ++c) out[c * stride] = result<type>(sums[c * step]); \
-    break;                                                                                \
-  }
+#define GPUREDUCE_STORE(name, type, kind, accumulator, wide, family) \
+  case DType::name: store_run(static_cast<type*>(r.output) + place, stride, sums, step, columns); break;
     GPUREDUCE_DTYPES(GPUREDUCE_STORE)
 #undef GPUREDUCE_STORE
   }
@@ -91,23 +98,27 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
     for (int64_t first = 0; first < run.size; first += most) {
       const int64_t columns = std::min(most, run.size - first);
       const In* x = input + in + first * run.stride;
-      for (int64_t e = 0; e < length; ++e) {
-        for (int64_t c = 0; c < columns; ++c)
-          taken[e * columns + c] = mapped<kExponents ? Map::value : map, Acc>(x[e * s.stride + c * run.stride]);
+      const auto take = [](Acc* to, const In* from, int64_t stride, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) to[i] = mapped<kExponents ? Map::value : map, Acc>(from[i * stride]);
+      };
+      const int64_t runs = columns == 1 ? 1 : length, n = columns == 1 ? length : columns;
+      const int64_t stride = columns == 1 ? s.stride : run.stride;
+      for (int64_t i = 0; i < runs; ++i) {
+        if (stride == 1) take(taken + i * n, x + i * s.stride, 1, n);
+        else take(taken + i * n, x + i * s.stride, stride, n);
       }
       const int64_t place = number * s.result_pitch + out + first * run.out_stride;
       if constexpr (kExponents) {
         const Acc* const largest = static_cast<const Acc*>(r.largest) + place;
-        const int64_t runs = columns == 1 ? 1 : length, n = columns == 1 ? length : columns;
         for (int64_t i = 0; i < runs; ++i)
           exponentials(elements + i * n, largest, columns == 1 ? 0 : run.out_stride, n, buffer + i * n);
       }
-      for (int64_t n = length; n > 1; n = (n + 1) / 2) {
-        for (int64_t p = 0; p < n / 2; ++p) {
+      for (int64_t left = length; left > 1; left = (left + 1) / 2) {
+        for (int64_t p = 0; p < left / 2; ++p) {
           Acc *const to = buffer + p * columns, *const from = buffer + 2 * p * columns;
           for (int64_t c = 0; c < columns; ++c) to[c] = plus(from[c], from[columns + c]);
         }
-        if (n % 2) std::copy_n(buffer + (n - 1) * columns, columns, buffer + n / 2 * columns);
+        if (left % 2) std::copy_n(buffer + (left - 1) * columns, columns, buffer + left / 2 * columns);
       }
       store_short(r, place, run.out_stride, buffer, 1, columns, length);
     }
