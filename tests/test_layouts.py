@@ -190,7 +190,7 @@ OF_INSTRUCTIONS = {
         "segment": ["every_length", "mixed_lengths"],
     },
     "rows": {
-        "rows": ["pinned_rows", "rows_that_begin_anywhere", "layouts", "special_rows"],
+        "rows": ["pinned_rows", "layouts", "special_rows"],
         "losses": ["log_prob"],
     },
 }
