@@ -276,7 +276,7 @@ Tensor reduce_batched(const Tensor& self, const Tensor& weight, OptionalDims dim
 
 // --- dot ------------------------------------------------------------------------------------------------------------------
 
-// Raises torch.dot's errors, and those of two devices. Returns the dtype of the result; under torch.autocast, different dtypes
+// Raises the errors of torch.dot, also for two devices. Returns the dtype of the result; under torch.autocast, different dtypes
 // are promoted.
 OptionalDtype dot_dtype(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
   TORCH_CHECK(self.dim() == 1 && other.dim() == 1, "1D tensors expected, but got ", self.dim(), "D and ", other.dim(),
