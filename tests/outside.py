@@ -1,4 +1,5 @@
-"""Sums views whose first or last byte is next to a page that nothing may read: a read outside them ends the process.
+"""Sums views, and takes functions of rows, whose first or last byte is next to a page that nothing may read: a read
+outside them ends the process.
 
 Run by test_layouts.py, once for each instruction set of the CPU; on Linux.
 """
@@ -25,6 +26,9 @@ VIEWS += [
 VIEWS += [((2800, 9, 49), [0, 2]), ((700, 9, 196), [0, 2])]
 
 
+ROWS = (1, 3, 17, 100, 513, 1301, 4097, 9001)  # lengths
+
+
 def enclosed(size):
     """Memory between two pages that cannot be read, and the offsets of so many bytes at its start and at its end."""
     pages = -(-size // PAGE)
@@ -36,17 +40,36 @@ def enclosed(size):
     return memory, (PAGE, (pages + 1) * PAGE - size)
 
 
+def enclosed_copies(x):
+    """A copy of a tensor at the start of such memory, and one at its end."""
+    memory, offsets = enclosed(x.nbytes)
+    for offset in offsets:
+        yield torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=offset).view(x.shape).copy_(x)
+
+
+def functions_of_rows(x, w, grad):
+    """Results and gradients of softmaxes, norms and log_prob."""
+    x, w, n = x.detach().requires_grad_(), w.detach().requires_grad_(), x.shape[1:]
+    results = [torch_reduce.softmax(x, 1), torch_reduce.log_softmax(x, 1), torch_reduce.rms_norm(x, n, w)]
+    results += [torch_reduce.layer_norm(x, n, w, w), torch_reduce.log_prob(x, torch.arange(len(x)) % n[0])]
+    grads = [grad.to(y.dtype) if y.dim() == 2 else torch.ones_like(y) for y in results]
+    return *results, *torch.autograd.grad(results, (x, w), grads)
+
+
 def main():
     torch.set_num_threads(1)
+    for name in ("float32", "float64", "float16", "bfloat16"):
+        for n in ROWS:
+            given = data((5, n), name, seed=7), data((n,), name, seed=8), data((5, n), name, seed=9)
+            wanted = functions_of_rows(*given)
+            for inputs in zip(*map(enclosed_copies, given), strict=True):
+                assert_same_bits(functions_of_rows(*inputs), wanted, (name, n))
     for name in DTYPES:
         for sizes, dims in VIEWS:
             x = data(sizes, name, seed=7)
             wanted = torch_reduce.sum(x, dims)
-            memory, offsets = enclosed(x.nbytes)
-            for offset in offsets:
-                view = torch.frombuffer(memory, dtype=x.dtype, count=x.numel(), offset=offset).view(sizes)
-                view.copy_(x)
-                assert_same_bits(torch_reduce.sum(view, dims), wanted, (name, sizes, dims, offset))
+            for view in enclosed_copies(x):
+                assert_same_bits(torch_reduce.sum(view, dims), wanted, (name, sizes, dims))
     print("nothing outside was read")
 
 
