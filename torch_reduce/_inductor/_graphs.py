@@ -101,7 +101,7 @@ def annotated(gm: Any) -> list[str]:
         if node.op != "call_function" or not any(_is_half(each) for each in tensors):
             continue
         origin = node.meta.get("original_aten")
-        whole = origin is None or origin == node.target or node.target == torch.ops.prims.convert_element_type.default
+        whole = origin is None or origin == node.target or node.target == _CONVERT
         if whole or any(_call(user) != _call(node) for user in node.users):
             node.meta["low_precision_pointwise_barrier"] = True
             marked.append(node.name)

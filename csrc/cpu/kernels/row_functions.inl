@@ -132,8 +132,8 @@ struct RowSum<TwoSums<A>> {
   static TwoSums<A> of(const Number* sums) { return {sums[0], sums[1]}; }
 };
 
-// Adds the addends of up to kLanes neighbouring elements to their lanes, or begins these. Those of a second sum lie behind
-// those of the first.
+// Adds the addends of up to kLanes neighbouring elements to their lanes, or begins these. The lanes of a second sum lie behind
+// the lanes of the first sum.
 template <RowFunction f, bool kBegins, class A, class T>
 __attribute__((noinline)) void add_to_lanes(T* __restrict lanes, const A* __restrict x, const A* __restrict g,
                                             const A* __restrict w, int64_t n, RowNumbers<A> row, A first) {
