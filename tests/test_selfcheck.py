@@ -13,13 +13,29 @@ import torch
 
 import model
 import support
-from support import FAMILY, INTEGER, NORM, SUM, assert_same_bits, dtype_of, tensor_of
-from table import SEGMENTS, WEIGHTED, moment
+from support import FAMILY, INTEGER, NORM, SUM, assert_same_bits, dtype_of, numpy_of, tensor_of
+from table import SEGMENTS as OF_SEGMENTS
+from table import WEIGHTED, moment
+from test_exact import modelled
 from torch_reduce import _selfcheck
-from torch_reduce._selfcheck import GROUPS, SHIFT, cases, check, digest, pinned, size_of_memory
+from torch_reduce._selfcheck import (
+    EPS,
+    GROUPS,
+    ROWS,
+    SCALE,
+    SEGMENTS,
+    SHIFT,
+    cases,
+    check,
+    digest,
+    hashed,
+    pinned,
+    promised,
+    size_of_memory,
+)
 
 FILE = pathlib.Path(_selfcheck.__file__).with_name("_selfcheck.json")
-OPERATIONS = {"sum": SUM, "norm": NORM} | {op.name: op for op in FAMILY}
+OPERATIONS = {"sum": SUM, "vector_norm": NORM} | {op.name: op for op in FAMILY}
 every_group = pytest.mark.parametrize("group", GROUPS, ids=" ".join)
 
 
@@ -43,20 +59,53 @@ def expected(case, memory):
     """The model's result of a case, as stored elements."""
     x, dims = case.view(memory), list(case.dims)
     if case.function == "segment_sum":
-        return SEGMENTS[0].expected((x, case.offsets("cpu")), dtype=torch.float32)
+        return OF_SEGMENTS[0].expected((x, case.offsets("cpu")), dtype=torch.float32)
     if case.function == "weighted_sum":
         return WEIGHTED.expected((x, case.view(memory, SHIFT)), dims)
     if case.function == "var":
         return moment(x, "var", dims, correction=0)
+    if case.function == "index_sum":
+        rows = [x[case.index("cpu") == k] for k in range(len(SEGMENTS))]
+        return np.stack([SUM.expected(one, 0, dtype=torch.float32) for one in rows])
+    if case.function == "exact_sum":
+        return numpy_of(torch.tensor([modelled(row, "float32") for row in x.tolist()]))
+    if case.function in ROWS:
+        return expected_of_rows(case, memory)
     wide = case.function == "sum" and x.is_floating_point() and x.itemsize < 4
     return OPERATIONS[case.function].expected(x, dims, dtype=torch.float32 if wide else None)
 
 
-def digests(group):
+def expected_of_rows(case, memory):
+    """The model's result of a function that keeps its input's shape, or takes a target in each row."""
+    x, *weights = (model.decode(numpy_of(t), case.dtype)[..., 0] for t in (case.view(memory), case.view(memory, SHIFT)))
+    x = x.astype(np.float32)
+    if case.function == "log_prob":
+        y = model.log_probs(np.float32(SCALE) * x, case.target("cpu").numpy())[0]
+        return model.encode(y, "float32")[..., None]
+    if case.function in ("softmax", "log_softmax"):
+        y = model.softmaxes(np.float32(SCALE) * x, case.function == "log_softmax")
+    else:
+        weight, bias = weights[0][:2].astype(np.float32)
+        y = model.row_norms(x, weight, bias, EPS, case.function == "layer_norm")[0]
+    return model.encode(y, case.dtype)[..., None]
+
+
+@functools.cache
+def results(group):
+    """The model's results of a group, case by case, as bytes."""
     function, name, layout = group
     some = cases(layout, function, name)
     memory = elements(max(map(size_of_memory, some)), name, function == "prod")
-    return "".join(digest(np.ascontiguousarray(expected(case, memory)).tobytes()) for case in some)
+    return [np.ascontiguousarray(expected(case, memory)).tobytes() for case in some]
+
+
+def digests(group):
+    return "".join(map(digest, results(group)))
+
+
+def functions():
+    """The SHA-256 of each function's results, by the model alone."""
+    return hashed((group, b"".join(results(group))) for group in GROUPS)
 
 
 @every_group
@@ -67,6 +116,7 @@ def test_pinned_results_are_the_models(group):
 
 def test_file_has_no_more():
     assert list(pinned()) == [" ".join(group) for group in GROUPS]
+    assert promised() == functions()
 
 
 @pytest.mark.parametrize("name", sorted({name for _, name, _ in GROUPS}))
@@ -77,8 +127,8 @@ def test_elements(name):
 
 
 def test_passes(device):
-    count, wrong = check(torch.device(device))
-    assert not wrong
+    count, wrong, hashes = check(torch.device(device))
+    assert not wrong and hashes == promised()
     assert count == sum(len(cases(layout, function, name)) for function, name, layout in GROUPS)
 
 
@@ -90,8 +140,9 @@ def test_sees_a_wrong_digit(monkeypatch):
     wrong = wrong[:8] + ("1" if wrong[8] == "0" else "0") + wrong[9:]
     monkeypatch.setattr(_selfcheck, "pinned", lambda: pinned() | {key: wrong})
     monkeypatch.setattr(_selfcheck, "GROUPS", [group])
-    assert check(torch.device("cpu")) == (len(some), [f"{some[2]}: wrong bits"])
+    assert check(torch.device("cpu"))[:2] == (len(some), [f"{some[2]}: wrong bits"])
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps({" ".join(group): digests(group) for group in GROUPS}, indent=0) + "\n")
+    stored = {"functions": functions(), "groups": {" ".join(group): digests(group) for group in GROUPS}}
+    FILE.write_text(json.dumps(stored, indent=0) + "\n")

@@ -29,11 +29,13 @@ __all__ = [
     "bincount",
     "check_batch_invariance",
     "clip_grad_norm_",
+    "contract",
     "count_nonzero",
     "cross_entropy",
     "decompositions",
     "distributed",
     "dot",
+    "drift",
     "embedding",
     "embedding_bag",
     "exact",
@@ -102,6 +104,8 @@ else:
     from . import exact
     from ._batches import check_batch_invariance
     from ._clip import clip_grad_norm_, get_total_norm
+    from ._contract import contract
+    from ._drift import drift
     from ._export import decompositions
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
     from ._index import IndexPlan, index_plan

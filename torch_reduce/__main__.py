@@ -18,7 +18,6 @@ import torch
 
 import torch_reduce
 from torch_reduce._library import CORE, GLUE, build_facts, entry, serving
-from torch_reduce._selfcheck import check
 
 
 def has_code_for(capability: tuple[int, int], architectures: list[str]) -> bool:
@@ -102,16 +101,22 @@ SHOWN = 10  # wrong results
 
 def self_check(name: str, device: torch.device) -> bool:
     try:
-        count, wrong = check(device)
+        found = torch_reduce.contract(device)
     except RuntimeError as error:
-        count, wrong = 0, [str(error)]
-    failed = f"FAILED, {len(wrong)} of {count} pinned results" if count else "FAILED"
-    row("self-check", f"{name}: {failed if wrong else f'passed, {count} pinned results'}")
-    for line in wrong[:SHOWN]:
+        row("self-check", f"{name}: FAILED")
+        row("", str(error))
+        return False
+    good = found.kept and not found.wrong
+    failed = f"FAILED, {len(found.wrong)} of {found.results} pinned results"
+    row("self-check", f"{name}: {f'passed, {found.results} pinned results' if good else failed}")
+    for line in found.wrong[:SHOWN]:
         row("", line)
-    if len(wrong) > SHOWN:
-        row("", f"and {len(wrong) - SHOWN} more")
-    return not wrong
+    if len(found.wrong) > SHOWN:
+        row("", f"and {len(found.wrong) - SHOWN} more")
+    row("contract", f"{name}: {found}")
+    if not found.kept:
+        row("", f"not {found.promised}: {', '.join(found.deviating)}")
+    return good
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -125,7 +125,7 @@ def joined(tensor: Any) -> Any:
 def tensors(function: str, **given: Any) -> None:
     """Raises torch's error if an argument that must be a tensor is none: torch.ops has a RuntimeError for that."""
     for argument, value in given.items():
-        if not isinstance(value, Tensor) and not _stands_for_a_tensor(value):
+        if not isinstance(value, Tensor) and not stands_for_a_tensor(value):
             kind = type(value).__name__
             hint = ": torch.tensor makes one of it" if isinstance(value, (list, tuple)) else ""
             raise TypeError(f"{function}(): argument '{argument}' must be Tensor, not {kind}{hint}") from None
@@ -288,12 +288,12 @@ def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         if plain["dtype"] is python:
             plain["dtype"] = dtype
     input, out = plain["input"], plain["out"]
-    if _stands_for_a_tensor(input):
+    if stands_for_a_tensor(input):
         return plain  # a neighbour may be a stand-in for a dim, as in torch.fx
     _expect("input", input, Tensor)
     _expect("keepdim", plain["keepdim"], bool)
     _expect("dtype", plain["dtype"], torch.dtype, type(None))
-    if not _stands_for_a_tensor(out):
+    if not stands_for_a_tensor(out):
         _expect("out", out, Tensor, type(None))
     plain["dim"] = dims(plain["dim"])
     if "ord" in plain:
@@ -301,7 +301,7 @@ def _plain(given: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _stands_for_a_tensor(value: Any) -> bool:
+def stands_for_a_tensor(value: Any) -> bool:
     return value is not None and not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__")
 
 

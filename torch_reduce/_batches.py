@@ -1,16 +1,13 @@
 """Which operation of a model gives a row other bits in another batch."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
-from difflib import SequenceMatcher
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from ._runs import Run, stretches, told
 from .tuning.race import same_bits
 
 __all__ = ["BatchInvariance", "check_batch_invariance"]
@@ -51,109 +48,6 @@ class BatchInvariance:
             f"not batch-invariant: {self.operation}{where} gives other bits in a batch of {self.rows}: "
             f"the rows of {part} are not those of {whole}"
         )
-
-
-@dataclass
-class _Call:
-    """An operation that computes: its name, its tensors before the call, and what it had made of them after it."""
-
-    name: str
-    given: list[Tensor]
-    made: list[Tensor]
-    outside: tuple[int | None, ...]  # where the given tensors begin that were there before the run
-    storages: list[int | None]  # of what was made
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in a tree; so also those of mappings and data classes that torch does not know, as models return."""
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif isinstance(leaf, Mapping):
-            yield from _tensors(list(leaf.values()))
-        elif is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _tensors(list(vars(leaf).values()))
-
-
-class _Run(TorchDispatchMode):
-    """Runs a function on copies of its inputs, and keeps what its operations are given and make.
-
-    Views and clones compute nothing. What is allocated without values is filled with zeros, so that two runs read the
-    same from it. Results that nobody reads, such as an attention's log-sums outside of training, may have any values.
-    """
-
-    def __init__(self, function: Callable[..., Any], inputs: Iterable[Any]) -> None:
-        super().__init__()
-        self.calls: list[_Call] = []
-        self.alive: dict[int, StorageWeakRef] = {}  # of this run: its inputs and what it made. No number comes twice
-        self.read: set[int | None] = {None}
-        copies = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
-        for x in copies:
-            if isinstance(x, Tensor):
-                self._enter(x)
-        with self:
-            results = list(_tensors(function(*copies)))
-        self.read |= {self._storage(x) for x in results}
-        self.results = [x.detach().clone() for x in results]
-        self.calls = [call for call in self.calls if not self.read.isdisjoint(call.storages)]
-
-    def _storage(self, x: Tensor) -> int | None:
-        """A number of its storage; None if it has none of its own."""
-        try:
-            return StorageWeakRef(x.untyped_storage()).cdata
-        except (NotImplementedError, RuntimeError):
-            return None
-
-    def _enter(self, x: Tensor) -> None:
-        number = self._storage(x)
-        if number is not None and number not in self.alive:
-            self.alive[number] = StorageWeakRef(x.untyped_storage())
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        given = list(_tensors([args, kwargs]))
-        storages = [self._storage(x) for x in given]
-        self.read.update(storages)
-        inside = [number is None or number in self.alive for number in storages]
-        kept = [x.detach().clone() if own else x for x, own in zip(given, inside, strict=True)]
-        results = func(*args, **kwargs)
-        made = list(_tensors(results))
-        written = [
-            kwargs.get(argument.name, args[i] if i < len(args) else None)
-            for i, argument in enumerate(func._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        made += [x for x in _tensors(written) if not any(x is y for y in made)]
-        if func.namespace == "aten" and "empty" in func.overloadpacket.__name__:
-            for x in made:
-                x.zero_()
-        numbers = [self._storage(x) for x in made]
-        is_view = not written and any(number is not None and number in storages for number in numbers)
-        for x in made if not is_view else ():
-            self._enter(x)
-        if made and not is_view and func is not torch.ops.aten.clone.default:
-            outside = tuple(None if own else x.data_ptr() for x, own in zip(given, inside, strict=True))
-            self.calls.append(_Call(str(func), kept, [x.detach().clone() for x in made], outside, numbers))
-        return results
-
-
-def _stretches(whole: list[_Call], part: list[_Call]) -> Iterator[tuple[slice, slice, bool]]:
-    """Stretches of the calls of two runs, and whether they are the same operations, on the same weights."""
-    common = {at for call in whole for at in call.outside} & {at for call in part for at in call.outside}
-
-    def kinds(calls: list[_Call]) -> list[Any]:
-        return [
-            (
-                call.name,
-                tuple(at if at in common else None for at in call.outside),
-                tuple(x.dim() for x in call.given + call.made),
-            )
-            for call in calls
-        ]
-
-    matcher = SequenceMatcher(None, kinds(whole), kinds(part), autojunk=False)
-    for tag, i, j, k, n in matcher.get_opcodes():
-        yield slice(i, j), slice(k, n), tag == "equal"
 
 
 def _has_batch(whole: Tensor, part: Tensor, batch: int, rows: int) -> bool:
@@ -216,7 +110,7 @@ def _is_number(x: Tensor) -> bool:
     return x.is_floating_point() or x.is_complex()
 
 
-def _blame(whole: _Run, part: _Run, batch: int, rows: int) -> tuple[BatchInvariance | None, int]:
+def _blame(whole: Run, part: Run, batch: int, rows: int) -> tuple[BatchInvariance | None, int]:
     """What is to blame if the part's rows are not those of the whole; and how many calls were compared.
 
     An operation is to blame if it is given the same rows in both runs, and makes others of them. That is certain of
@@ -232,19 +126,18 @@ def _blame(whole: _Run, part: _Run, batch: int, rows: int) -> tuple[BatchInvaria
     differing = next(
         (
             (tuple(x.shape), tuple(y.shape))
-            for x, y in zip(whole.results, part.results, strict=False)
+            for x, y in zip(*(run.results.values() for run in (whole, part)), strict=False)
             if _has_batch(x, y, batch, rows) and relation(x, y) != _SAME
         ),
         None,
     )
     compared = 0
     suspects: dict[Any, BatchInvariance] = {}
-    for of_whole, of_part, is_equal in _stretches(whole.calls, part.calls):
+    for of_whole, of_part, is_equal in stretches(whole.calls, part.calls):
         theirs, own = whole.calls[of_whole], part.calls[of_part]
         if not is_equal:
-            names = [", ".join(call.name for call in calls[:3]) for calls in (theirs, own)]
-            told = f"{names[0] or 'no operation'} (in the part: {names[1] or 'none'})"
-            suspects.setdefault("others", BatchInvariance(told, of_whole.start, differing, rows))
+            others = BatchInvariance(told(theirs, own, "the part"), of_whole.start, differing, rows)
+            suspects.setdefault("others", others)
             continue
         compared += len(own)
         for call, (a, b) in enumerate(zip(theirs, own, strict=True), of_whole.start):
@@ -322,9 +215,9 @@ def check_batch_invariance(
     parts = [rows for rows in sizes if 0 < rows < batch]
     if not parts:
         raise ValueError(f"{name}: sizes: none is below the batch's size, which is {batch}")
-    whole, calls = _Run(fn, inputs), 0
+    whole, calls = Run(fn, inputs), 0
     for rows in parts:
-        part = _Run(fn, [x.narrow(dim, 0, rows) if i in batched else x for i, x in enumerate(inputs)])
+        part = Run(fn, [x.narrow(dim, 0, rows) if i in batched else x for i, x in enumerate(inputs)])
         blamed, compared = _blame(whole, part, batch, rows)
         calls = max(calls, compared)
         if blamed is not None:

@@ -4,12 +4,15 @@ The pinned bits come from the NumPy model of the tests, never from the library: 
 ``_selfcheck.json`` anew and compares.
 """
 
+import ctypes
 import dataclasses
 import functools
 import hashlib
 import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +54,7 @@ LAYOUTS = {
 }
 SUMS = ["rows", "many rows", "rows apart", "rows in steps", "columns", "columns apart", "pairs", "many pairs"]
 SUMS += ["pieces", "pairs of pieces", "all"]
+ROWS = ["softmax", "log_softmax", "log_prob", "rms_norm", "layer_norm"]
 GROUPS = [
     *(("sum", name, layout) for name in ("float32", "float64") for layout in SUMS),
     *(("sum", name, layout) for name in ("bfloat16", "float16") for layout in ("rows", "columns", "pairs", "pieces")),
@@ -62,14 +66,19 @@ GROUPS = [
     *(("logsumexp", "float32", layout) for layout in ("rows", "columns")),
     *(("logsumexp", "float64", layout) for layout in ("few rows", "few columns")),
     *(("amax", name, layout) for name in ("float32", "int32") for layout in ("rows", "few columns")),
-    *(("norm", name, layout) for name in ("float32", "float64") for layout in ("rows", "few columns")),
+    *(("vector_norm", name, layout) for name in ("float32", "float64") for layout in ("rows", "few columns")),
     *(("count_nonzero", "int8", layout) for layout in ("few rows", "few columns")),
     *(("var", name, layout) for name in ("float32", "float64") for layout in ("rows", "columns")),
     *(("weighted_sum", name, layout) for name in ("float32", "float64") for layout in ("rows", "columns")),
     *(("segment_sum", name, "segments") for name in ("float32", "bfloat16")),
+    *(("index_sum", name, "segments") for name in ("float32", "bfloat16")),
+    *((function, name, "few rows") for function in ROWS for name in ("float32", "bfloat16")),
+    ("exact_sum", "float32", "few rows"),
 ]
 SHIFT = 5  # elements from an input to its weights
 SEGMENTS = [*range(1, 70), 127, 129, 300, 511, 513, 1025, 4097, 9000]
+SCALE = 64.0  # of what softmaxes take: the elements alone would have exponentials near 1
+EPS = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,21 +102,37 @@ class Case:
         """The offsets of segments."""
         return torch.tensor([0, *itertools.accumulate(SEGMENTS)], device=device)
 
+    def index(self, device: torch.device) -> Tensor:
+        """The index of each row, of as many outputs as there are segments."""
+        return (torch.arange(self.shape[0], device=device) * 7919) % len(SEGMENTS)
+
+    def target(self, device: torch.device) -> Tensor:
+        """A target in each of three rows."""
+        return torch.tensor([0, self.shape[1] // 2, self.shape[1] - 1], device=device)
+
     def call(self, memory: Tensor) -> Tensor:
         """The result. Sums of halves and float8 are not rounded."""
-        x = self.view(memory)
+        x, function = self.view(memory), getattr(torch_reduce, self.function, torch_reduce.sum)
         if self.function == "segment_sum":
-            return torch_reduce.segment_sum(x, self.offsets(x.device), dtype=torch.float32)
+            return function(x, self.offsets(x.device), dtype=torch.float32)
+        if self.function == "index_sum":
+            return function(x, self.index(x.device), len(SEGMENTS), dtype=torch.float32)
         if self.function == "sum":
-            return torch_reduce.sum(
-                x, self.dims, dtype=torch.float32 if x.is_floating_point() and x.itemsize < 4 else None
-            )
+            return function(x, self.dims, dtype=torch.float32 if x.is_floating_point() and x.itemsize < 4 else None)
+        if self.function == "exact_sum":
+            return function(x, self.dims, exact=True)
         if self.function == "weighted_sum":
-            return torch_reduce.weighted_sum(x, self.view(memory, SHIFT), self.dims)
-        if self.function == "norm":
-            return torch_reduce.vector_norm(x, 2, self.dims)
-        others = {"correction": 0} if self.function == "var" else {}
-        return getattr(torch_reduce, self.function)(x, self.dims, **others)
+            return function(x, self.view(memory, SHIFT), self.dims)
+        if self.function == "vector_norm":
+            return function(x, 2, self.dims)
+        if self.function == "log_prob":
+            return function(SCALE * x, self.target(x.device))
+        if self.function in ROWS[:2]:
+            return function(SCALE * x, 1)
+        if self.function in ROWS:
+            weights = self.view(memory, SHIFT)[: 1 + (self.function == "layer_norm")]
+            return function(x, x.shape[1:], *weights, eps=EPS)
+        return function(x, self.dims, **({"correction": 0} if self.function == "var" else {}))
 
 
 def cases(layout: str, function: str, dtype: str) -> list[Case]:
@@ -121,9 +146,26 @@ def cases(layout: str, function: str, dtype: str) -> list[Case]:
 
 
 @functools.cache
+def _stored() -> dict[str, dict[str, str]]:
+    return json.loads(Path(__file__).with_name("_selfcheck.json").read_text(encoding="utf-8"))
+
+
 def pinned() -> dict[str, str]:
     """For each group, named by its function, dtype and layout, the digests of its cases, one after the other."""
-    return json.loads(Path(__file__).with_name("_selfcheck.json").read_text(encoding="utf-8"))
+    return _stored()["groups"]
+
+
+def promised() -> dict[str, str]:
+    """For each function the SHA-256 of all its pinned results."""
+    return _stored()["functions"]
+
+
+def hashed(groups: Iterable[tuple[tuple[str, str, str], bytes]]) -> dict[str, str]:
+    """For each function the SHA-256 of its results: of the name of each group, and the bytes of all results in it."""
+    hashes: dict[str, Any] = {}
+    for group, stored in groups:
+        hashes.setdefault(group[0], hashlib.sha256()).update(f"{' '.join(group)}\n".encode() + stored)
+    return {function: found.hexdigest() for function, found in hashes.items()}
 
 
 def digest(stored: bytes) -> str:
@@ -138,7 +180,7 @@ def elements(n: int, dtype: torch.dtype, factors: bool = False) -> Tensor:
     """
     if dtype.is_complex:
         return torch.view_as_complex(elements(2 * n, torch.float32).view(n, 2))
-    h = (torch.arange(n) * 2654435761 + 12345) % 2**32
+    h = (torch.arange(n, device="cpu") * 2654435761 + 12345) % 2**32
     h ^= h >> 15
     if not dtype.is_floating_point:
         return (h % 2 if dtype == torch.bool else h).to(dtype)
@@ -152,20 +194,36 @@ def size_of_memory(case: Case) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(case.shape, case.strides, strict=True)) + SHIFT
 
 
-def check(device: torch.device) -> tuple[int, list[str]]:
-    """Computes every pinned result on ``device``; returns how many there are, and which calls have wrong bits."""
-    count, wrong, memory = 0, [], {}
+def bytes_of(x: Tensor) -> bytes:
+    """The elements of a tensor, as they lie in memory."""
+    x = x.cpu().contiguous()
+    return ctypes.string_at(x.data_ptr(), x.nbytes)
+
+
+@torch.no_grad()
+def check(device: torch.device) -> tuple[int, list[str], dict[str, str]]:
+    """Computes every pinned result on ``device``.
+
+    Returns:
+        How many there are, which calls have wrong bits, and for each function the SHA-256 of its results.
+    """
+    wrong: list[str] = []
+    found: list[tuple[tuple[str, str, str], bytes]] = []
+    memory: dict[tuple[str, bool], Tensor] = {}
+    count = 0
     for function, dtype, layout in GROUPS:
         some = cases(layout, function, dtype)
         size, kind = max(map(size_of_memory, some)), (dtype, function == "prod")
         if kind not in memory or len(memory[kind]) < size:
             memory[kind] = elements(size, getattr(torch, dtype), function == "prod").to(device)
-        results = [case.call(memory[kind]).reshape(-1).view(torch.uint8) for case in some]
-        stored = bytes(torch.cat(results).tolist())
+        with torch.autocast(device.type, enabled=False):
+            results = [case.call(memory[kind]).reshape(-1).view(torch.uint8) for case in some]
+        stored, end = bytes_of(torch.cat(results)), 0
         digests = pinned()[f"{function} {dtype} {layout}"]
         for i, (case, result) in enumerate(zip(some, results, strict=True)):
-            here, stored = stored[: len(result)], stored[len(result) :]
-            if digest(here) != digests[4 * i : 4 * i + 4]:
+            begin, end = end, end + len(result)
+            if digest(stored[begin:end]) != digests[4 * i : 4 * i + 4]:
                 wrong.append(f"{case}: wrong bits")
+        found.append(((function, dtype, layout), stored))
         count += len(some)
-    return count, wrong
+    return count, wrong, hashed(found)

@@ -23,18 +23,19 @@ def l2_bytes(device: torch.device | str = "cuda") -> int:
     return torch.cuda.get_device_properties(device).L2_cache_size
 
 
+def other_bits(a: Tensor, b: Tensor) -> Tensor:
+    """Which elements of two tensors of one dtype and shape have other bits; all NaNs count as equal."""
+    a, b = (x.resolve_conj().resolve_neg().contiguous().to(a.device) for x in (a, b))
+    if a.dtype.is_complex:
+        return other_bits(torch.view_as_real(a), torch.view_as_real(b)).any(-1)
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
+    other = a.view(integers) != b.view(integers)
+    return other & ~(a.isnan() & b.isnan()) if a.dtype.is_floating_point else other
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two results have equal dtypes, shapes and bits; all NaNs count as equal."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    a, b = a.resolve_conj().contiguous(), b.resolve_conj().contiguous().to(a.device)
-    if a.dtype.is_complex:
-        a, b = torch.view_as_real(a), torch.view_as_real(b)
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.dtype.itemsize]
-    equal = a.view(integers) == b.view(integers)
-    if a.dtype.is_floating_point:
-        equal |= a.isnan() & b.isnan()
-    return bool(equal.all())
+    return a.dtype == b.dtype and a.shape == b.shape and not bool(other_bits(a, b).any())
 
 
 def median(times: Iterable[float]) -> float:
