@@ -118,7 +118,7 @@ LIKE_IN = {("index_sum", "weight"): VECTOR}
 # Not arguments of one call: ranks, and what torch's function ignores.
 APART = {"group", "places", "foreach", "error_if_nonfinite"}
 # tune needs a GPU; the others take functions, names and modules.
-NOT_SWEPT = {"tune", "decompositions", "check_batch_invariance", "replace", "replace_torch_sum"}
+NOT_SWEPT = {"tune", "contract", "decompositions", "check_batch_invariance", "drift", "replace", "replace_torch_sum"}
 # An argument of these kinds may also be a tensor that cannot be read as it lies.
 LAYOUTS = {
     "nested": nested(torch.strided),

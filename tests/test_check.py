@@ -1,5 +1,6 @@
-"""check_batch_invariance: it names the first operation whose rows change with the batch."""
+"""check_batch_invariance names the first operation whose rows change with the batch; drift compares two functions."""
 
+import dataclasses
 import types
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_reduce
 from support import assert_same_bits
-from torch_reduce import check_batch_invariance
+from torch_reduce import check_batch_invariance, drift
 
 
 class Products(TorchDispatchMode):
@@ -261,3 +262,267 @@ def test_misuse(x):
         check_batch_invariance(torch.sin, x, dim="a")
     with pytest.raises(TypeError, match="fn: expected a function, but got Tensor$"):
         check_batch_invariance(x, x)
+
+
+# --- drift ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def net(device):
+    torch.manual_seed(3)
+    parts = [torch.nn.Linear(300, 64), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.Linear(64, 10)]
+    return torch.nn.Sequential(*parts).to(device)
+
+
+def off(x, by=1e-3):
+    """Other bits, by an operator that stays the same."""
+    return x * (1 + by)
+
+
+def test_the_same_twice(net, x):
+    found = drift(net, net, x)
+    assert found and found.operation is None and found.calls == 4
+    assert str(found) == "no drift: the results have the same bits (operations: 4)"
+    assert drift(lambda x: x, lambda x: x, x)
+
+
+def test_eager_and_replaced(net, x):
+    """It names the operation that is ours in one function alone: it is given the same, and makes other bits."""
+
+    def replaced(x):
+        with torch_reduce.replace("layer_norm", x.device.type):
+            return net(x)
+
+    found = drift(net, replaced, x)
+    assert not found and found.operation == "aten.native_layer_norm.default" and found.call == 1
+    assert found.agreed == ("aten.addmm.default", 0) and found.shapes == ((40, 64), (40, 64))
+    assert found.dtypes == (torch.float32, torch.float32) and found.of == "its results" and found.result == "result"
+    norms = net[1](net[0](x)), torch_reduce.layer_norm(net[0](x), (64,), net[1].weight, net[1].bias)
+    assert found.elements == (norms[0] != norms[1]).sum() and found.difference == (norms[0] - norms[1]).abs().max()
+    assert str(found) == (
+        "drift: aten.native_layer_norm.default, call 1, gives other bits: "
+        f"{found.elements} of 2560 elements of its results differ, by up to {found.difference:.3g}; "
+        "aten.addmm.default, call 0, before it agrees"
+    )
+
+
+def test_a_product_in_another_order(x):
+    w, b = torch.randn(300, 64, device=x.device), torch.randn(64, device=x.device)
+
+    def halves(x):
+        return torch.addmm(torch.addmm(b, x[:, 150:], w[150:]), x[:, :150], w[:150]).relu()
+
+    found = drift(lambda x: torch.addmm(b, x.sin(), w).relu(), lambda x: halves(x.sin()), x)
+    assert found.operation == "aten.addmm.default (in fn_b: aten.addmm.default, aten.addmm.default)"
+    assert found.call == 1 and found.agreed == ("aten.sin.default", 0) and found.of == "result"
+    assert 0 < found.elements < 2560 and 0 < found.difference < 1e-4
+
+
+def test_results_decide(x):
+    """Other operations, and other bits inside, are no drift; nor are operations in place or with out=."""
+    assert drift(lambda x: x.relu(), lambda x: x.clamp(min=0), x)
+    assert drift(lambda x: (x * 3).sign(), lambda x: (x * 2).sign(), x)
+    assert drift(lambda x: x.sin().mul_(2), lambda x: torch.mul(x.sin(), 2, out=torch.empty_like(x)), x).calls == 2
+    found = drift(lambda x: x.relu().sin().exp(), lambda x: off(x.clamp(min=0).sin()).exp(), x)
+    assert found.operation == "no operation (in fn_b: aten.mul.Tensor)" and found.call == 2
+    assert found.agreed == ("aten.sin.default", 1)
+
+
+def test_in_place_and_other_arguments(x):
+    """An operation is named with the argument that differs; it is the same operation in place and with out=."""
+    found = drift(lambda x: x.sin().mul_(2), lambda x: x.sin().mul(3), x)
+    assert found.operation == "aten.mul_.Tensor (in fn_b: aten.mul.Tensor)" and found.call == 1
+    assert found.reason == "it is given 2, in fn_b 3" and f"({found.reason}): 12000 of 12000 elements" in str(found)
+    norm = torch.nn.functional.layer_norm
+    found = drift(lambda x: norm(x, (300,)), lambda x: norm(x, (300,), eps=1e-6), x)
+    assert found.reason == "it is given 1e-05, in fn_b 1e-06"
+
+
+def test_what_the_functions_leave_in_their_inputs(x):
+    """They need not return what they write; and the caller's tensors are left alone, inside of lists and dicts, too."""
+    before = x.clone()
+    assert drift(lambda x: x["a"][0].mul_(2).sum(), lambda x: x["a"][0].add_(x["a"][0]).sum(), {"a": [x]})
+    found = drift(lambda x: (x["a"][0].mul_(2).zero_(), 3)[1], lambda x: (x["a"][0].mul_(2), 3)[1], {"a": [x]})
+    assert found.result == "inputs[0]['a'][0]" and "zero_" in found.operation
+    found = drift(lambda x: (x.mul_(2), None)[1], lambda x: (x.mul_(3), None)[1], x)
+    assert found.result == "inputs[0]" and found.operation == "aten.mul_.Tensor"
+    assert_same_bits(x, before)
+
+
+def test_nan_and_the_sign_of_zero(x):
+    """All NaNs count as equal; 0.0 and -0.0 do not, and the report says so."""
+    bits = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800000], dtype=torch.int32, device=x.device)
+    other = torch.tensor([0x7FC00001, -0x00400000, 0x7F800000], dtype=torch.int32, device=x.device)
+    assert drift(lambda x: bits.view(torch.float32) * 1, lambda x: other.view(torch.float32) * 1, x)
+    found = drift(lambda x: x * 0.0, lambda x: (x * 0.0).abs(), x)
+    assert found.difference == 0 and found.elements == (x < 0).sum()
+    assert "elements of result differ, by the sign of 0.0 alone" in str(found)
+    found = drift(lambda x: x.sin(), lambda x: x.sin().masked_fill(x > 2, torch.nan), x)
+    assert found.difference != found.difference and "differ, some by NaN in one function alone" in str(found)
+    assert drift(lambda x: 0.0, lambda x: -0.0, x).difference == 0
+    assert drift(lambda x: torch.nan, lambda x: -torch.nan, x)
+
+
+def test_other_dtypes_shapes_and_numbers_of_results(x):
+    found = drift(lambda x: x.sin(), lambda x: x.sin().double(), x)
+    assert found.dtypes == (torch.float32, torch.float64) and found.elements is found.difference is None
+    assert found.operation == "no operation (in fn_b: aten._to_copy.default)"
+    assert "of result float32 of (40, 300) is not float64 of (40, 300); aten.sin.default, call 0," in str(found)
+    found = drift(lambda x: x, lambda x: x[1:], x)
+    assert found.operation == "the result" and found.call is None and found.shapes == ((40, 300), (39, 300))
+    found = drift(lambda x: (x, x.sin()), lambda x: [x], x)
+    assert found.result == "result[1]" and "result[1] is not in both" in str(found)
+    assert drift(lambda x: [x], lambda x: (x, 1.0), x).result == "result[1]"
+
+
+@dataclasses.dataclass
+class Output:
+    loss: float
+    logits: torch.Tensor
+
+
+def test_nested_results(x):
+    """What has one name belongs together, in any order; or what stands at one place."""
+    fn = lambda x: {"a": (x, [x.sin(), 3]), "b": x.cos()}  # noqa: E731
+    assert drift(fn, lambda x: {"b": x.cos(), "a": [x, (x.sin(), 3)]}, x)
+    assert drift(fn, lambda x: (x, types.MappingProxyType({"y": x.sin()}), 3, x.cos()), x)
+    found = drift(fn, lambda x: {"a": (x, [off(x.sin()), 3]), "b": x.cos()}, x)
+    assert found.result == found.of == "result['a'][1][0]"
+    assert found.operation == "no operation (in fn_b: aten.mul.Tensor)"
+    found = drift(lambda x: Output(x.sum().item(), x), lambda x: Output(x.sum().item() + 1, x), x)
+    assert found.result == "result.loss" and found.difference == 1 and found.dtypes == (torch.float64, torch.float64)
+    assert not drift(lambda x: 1 + 0j, lambda x: 1 + 1j, x) and not drift(lambda x: True, lambda x: False, x)
+    assert drift(lambda x: 1, lambda x: 1, x) and drift(lambda x: 1, lambda x: 3, x).difference == 2
+
+
+def test_differences_of_every_dtype(x):
+    one = torch.tensor([-(2**63), 5], device=x.device)
+    assert drift(lambda t: t, lambda t: ~t, one).difference == 2.0**64
+    assert drift(lambda t: t, lambda t: t + 1, one + 2**61).difference == 1
+    assert drift(lambda t: t, lambda t: ~t, one > 0).difference == 1
+    small = torch.float8_e4m3fn
+    assert drift(lambda t: t.to(small), lambda t: (2 * t).to(small), torch.full_like(x, 3.0)).difference == 3
+    found = drift(lambda t: t, lambda t: t * 1j, x[0].to(torch.complex64))
+    assert found.elements == 300 and abs(found.difference - 2**0.5 * float(x[0].abs().max())) < 1e-5
+
+
+def test_an_error_passes(net, x):
+    """It is the function's own; generators and the model's tensors are as before."""
+
+    def fails(x):
+        torch.rand(3, device=x.device)
+        net[0].weight.data.zero_()
+        raise KeyError("gone")
+
+    weight = net[0].weight.detach().clone()
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    for fns in ((net, fails), (fails, net)):
+        with pytest.raises(KeyError, match="gone"):
+            drift(*fns, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_same_bits(net[0].weight.detach(), weight)
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_both_runs_begin_alike(x):
+    """With the same random numbers, and the same values in a model's own tensors, which are there again afterwards."""
+    dropout = lambda x: torch.dropout(x, 0.5, True) + torch.rand_like(x)  # noqa: E731
+    norm = torch.nn.BatchNorm1d(300).to(x.device)
+    cache = torch.zeros(41, 300, device=x.device)
+
+    def cached(x):
+        cache[:-1].add_(x)
+        return cache.sum(1)
+
+    before = torch.get_rng_state()
+    assert drift(dropout, dropout, x) and drift(cached, cached, x)
+    assert drift(lambda x: (norm(x), norm.running_mean * 1), lambda x: (norm(x), norm.running_mean * 1), x)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not cache.any() and not norm.running_mean.any() and norm.num_batches_tracked == 0
+
+
+def test_other_weights(x):
+    """A tensor that was there before and differs explains what is made of it."""
+    w = torch.randn(300, 64, device=x.device)
+    v = off(w)
+    found = drift(lambda x: (x.sin() @ w).relu(), lambda x: (x.sin() @ v).relu(), x)
+    assert found.operation == "aten.mm.default" and found.reason == "no operation made its input 1, which differs"
+    assert found.agreed == ("aten.sin.default", 0)
+    assert drift(lambda x: (x.sin() @ w).relu(), lambda x: (x.sin() @ w.clone()).relu(), x)
+
+
+def test_who_made_what_differs(x):
+    """Of several operations that one function alone calls, those are named that made what differs, also for a clone."""
+
+    def made(x, wrong, harmless):
+        y, z = wrong(x).clone(), harmless(x)
+        return (z.sum() + y.exp().sum()).reshape(1)
+
+    found = drift(lambda x: made(x, torch.sin, torch.relu), lambda x: made(x, torch.cos, lambda x: x.clamp(min=0)), x)
+    assert "aten.sin.default" in found.operation and found.call == 0
+    harmless = (lambda x: x.sum() + x.relu().sum(), lambda x: x.sum() + x.clamp(min=0).sum())
+    found = drift(
+        *(lambda x, f=f, g=g: (g(x.neg()), f(x)) for f, g in zip(harmless, (torch.sin, torch.cos), strict=True)), x
+    )
+    assert found.operation == "aten.sin.default (in fn_b: aten.cos.default)" and found.result == "result[0]"
+    found = drift(lambda x: x.neg().exp(), lambda x: torch.from_numpy(x.neg().numpy() * 2).exp(), x.cpu())
+    assert found.operation == "aten.exp.default" and found.reason == "no operation made its input 0, which differs"
+
+
+def test_gradients(net, x):
+    def step(model):
+        return lambda x: torch.autograd.grad(model(x).log_softmax(1)[:, 0].sum(), list(net.parameters()))
+
+    assert drift(step(net), step(net), x)
+    found = drift(step(net), step(lambda x: net[3](off(net[:3](x)))), x)
+    assert found.result == "result[0]" and "aten.mul.Tensor" in found.operation
+
+
+def test_compiled_code_runs_as_it_is(net, x):
+    """It is not run in eager mode: what the compiler makes is compared."""
+    ran = []
+
+    def backend(graph, _):
+        return lambda *inputs: ran.append(1) or [off(y) for y in graph(*inputs)]
+
+    found = drift(lambda x: x.sin().cos(), torch.compile(lambda x: x.sin().cos(), backend=backend), x)
+    assert ran and found.operation == "no operation (in fn_b: aten.mul.Tensor)"
+    assert found.agreed == ("aten.cos.default", 1)
+    fn = lambda x: torch.autograd.grad(net(x).sum(), list(net.parameters()))  # noqa: E731
+    compiled = torch.compile(net, backend="aot_eager")
+    step = lambda x: torch.autograd.grad(compiled(x).sum(), list(net.parameters()))  # noqa: E731
+    assert drift(net, compiled, x).calls == 4 and drift(fn, step, x)
+
+
+def test_inductor(x):
+    """What it fused shows no operation; the last one before it is named, though none but its own kernel reads it."""
+    w = torch.randn(300, 64, device=x.device)
+    found = drift(lambda x: (x @ w).sin().exp(), torch.compile(lambda x: off((x @ w).sin()).exp()), x)
+    assert found.operation == "aten.sin.default, aten.exp.default (in fn_b: none)" and found.call == 1
+    assert found.agreed == ("aten.mm.default", 0)
+
+
+def test_cpu_and_gpu(cuda):
+    x = torch.randn(40, 300)
+    fn = lambda x: torch_reduce.softmax(x, 1)  # noqa: E731
+    assert drift(fn, lambda x: fn(x.to(cuda)), x) and drift(lambda x: fn(x.to(cuda)), fn, x)
+
+
+def test_what_is_not_compared(x):
+    fn = lambda x: x.sin()  # noqa: E731
+    for made, reason in (
+        (torch.Tensor.to_sparse, "sparse tensors are not supported"),
+        (lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged), "nested tensors are not supported"),
+        (lambda x: torch_reduce.distributed.Shard(x), "a Shard is not supported"),
+        (lambda x: torch.quantize_per_tensor(x.cpu(), 1.0, 0, torch.qint8), "quantized tensors are not supported"),
+        (lambda x: x.to("meta"), "it has no values"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"drift\\(\\): result\\[0\\]: {reason}"):
+            drift(fn, lambda x, made=made: [made(x)], x)
+    assert drift(lambda x: x.to_sparse().to_dense(), lambda x: x.to_sparse().to_dense(), x)
+    for name, fns in (("fn_a", (x, fn)), ("fn_b", (fn, x))):
+        with pytest.raises(TypeError, match=f"^drift\\(\\): {name}: expected a function, but got Tensor$"):
+            drift(*fns, x)
+    with pytest.raises(ValueError, match="return no tensor and no number, and change no input"):
+        drift(lambda x: None, lambda x: [x.sin().tolist, "sin"], x)

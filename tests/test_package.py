@@ -93,6 +93,8 @@ def test_documented_and_typed():
     wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm", "log_prob", "cross_entropy"}
     wanted |= {
         "check_batch_invariance",
+        "contract",
+        "drift",
         "IndexPlan",
         "index_plan",
         "index_sum",
@@ -119,7 +121,7 @@ def test_documented_and_typed():
 
 def functions():
     """The public functions of tensors."""
-    others = {"__version__", "check_batch_invariance", "clip_grad_norm_", "get_total_norm"}
+    others = {"__version__", "check_batch_invariance", "contract", "drift", "clip_grad_norm_", "get_total_norm"}
     others |= {"decompositions", "distributed", "exact", "ladder"}
     return sorted(set(torch_reduce.__all__) - others - {"IndexPlan", "replace", "replace_torch_sum"})
 
@@ -219,6 +221,8 @@ def test_main():
     ):
         assert fact in result.stdout
     assert re.search(r"self-check +cpu: passed", result.stdout)
+    strings = set(re.findall(r"^contract +\w+(?::\d+)?: (gpureduce-1:[0-9a-f]{64})$", result.stdout, re.MULTILINE))
+    assert strings == {str(torch_reduce.contract("cpu"))}
     if torch.cuda.is_available():
         assert torch.cuda.get_device_name(0) in result.stdout
         assert re.search(r"self-check +cuda:0: passed", result.stdout)
@@ -327,11 +331,12 @@ def test_main_fails_when_bits_are_wrong(monkeypatch, capsys):
 
     def wrong(*args, **kwargs):
         result = real(*args, **kwargs)
-        return torch.nextafter(result, torch.full_like(result, torch.inf))
+        return torch.nextafter(result, torch.full_like(result, torch.inf)) if result.dtype == torch.float32 else result
 
     monkeypatch.setattr(torch_reduce, "sum", wrong)
     assert main([]) == 1
-    assert "FAILED" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "FAILED" in said and re.search(r"\n +not gpureduce-1:[0-9a-f]{64}: sum\b", said)
 
 
 # --- imports that cannot work -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 """
 
 import functools
+import hashlib
 import json
 import pathlib
 
@@ -13,6 +14,7 @@ import torch
 
 import model
 import support
+import torch_reduce
 from support import FAMILY, INTEGER, NORM, SUM, assert_same_bits, dtype_of, numpy_of, tensor_of
 from table import SEGMENTS as OF_SEGMENTS
 from table import WEIGHTED, moment
@@ -141,6 +143,88 @@ def test_sees_a_wrong_digit(monkeypatch):
     monkeypatch.setattr(_selfcheck, "pinned", lambda: pinned() | {key: wrong})
     monkeypatch.setattr(_selfcheck, "GROUPS", [group])
     assert check(torch.device("cpu"))[:2] == (len(some), [f"{some[2]}: wrong bits"])
+
+
+# --- contract ---------------------------------------------------------------------------------------------------------
+
+
+VERSION_1 = "gpureduce-1:49e84984090e3a7622f40dc9598c9b9227d7edecf4ab21ebfe584b91fb6d4800"  # docs/order.md has it, too
+
+
+def test_contract(device):
+    """Every device has the one string, which docs/order.md names and the model's results have."""
+    found, on_cpu = (torch_reduce.contract(one) for one in (device, "cpu"))
+    assert found.kept and str(found) == found.promised == VERSION_1
+    assert found.version == 1 and found.deviating == found.wrong == () and found.results > 9000
+    assert found.device.startswith(device) and found == on_cpu and hash(found) == hash(on_cpu)
+    assert repr(found) == f"Contract({VERSION_1!r}, device={found.device!r}, kept=True)"
+    lines = "".join(f"{function} {of_model}\n" for function, of_model in sorted(functions().items()))
+    assert f"gpureduce-1:{hashlib.sha256(lines.encode()).hexdigest()}" == VERSION_1
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "order.md").read_text(encoding="utf-8")
+    section = page.partition("\n## The contract by name\n")[2].partition("\n## ")[0]
+    assert f"\n{VERSION_1}\n" in section and all(f"`{function}`" in section for function in found.functions)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Few groups, so that a test takes less time."""
+    some = [("sum", "float32", "many rows"), ("sum", "bfloat16", "pieces"), ("softmax", "bfloat16", "few rows")]
+    monkeypatch.setattr(_selfcheck, "GROUPS", some)
+    monkeypatch.setattr(_selfcheck, "promised", lambda: hashed((group, b"".join(results(group))) for group in some))
+    kept = torch_reduce.contract()
+    assert kept.kept and list(kept.functions) == ["sum", "softmax"]
+    return kept
+
+
+@pytest.mark.parametrize("function", ["sum", "softmax"])
+def test_contract_of_other_bits(function, few, device, monkeypatch):
+    """One other bit gives another string, and names the function."""
+    real = getattr(torch_reduce, function)
+
+    def wrong(x, *args, **kwargs):
+        y = real(x, *args, **kwargs)
+        if x.shape[1] == 9:
+            y.view(-1)[:1].view(torch.int32 if y.itemsize == 4 else torch.int16).bitwise_xor_(1)
+        return y
+
+    monkeypatch.setattr(torch_reduce, function, wrong)
+    found = torch_reduce.contract(device)
+    assert not found.kept and str(found) != str(few) == found.promised and found != few
+    assert found.deviating == (function,) and len(found.wrong) == 1 and f"{function} of " in found.wrong[0]
+    assert repr(found) == f"Contract({str(found)!r}, device={found.device!r}, deviating=({function!r},))"
+    others = set(few.functions) - {function}
+    assert all(found.functions[other] == few.functions[other] for other in others)
+
+
+def test_contract_is_computed(few, monkeypatch):
+    """What the file says changes what is promised, and not the string."""
+    monkeypatch.setattr(_selfcheck, "promised", lambda: {"sum": "0", "softmax": few.functions["softmax"]})
+    found = torch_reduce.contract()
+    assert str(found) == str(few) != found.promised and not found.kept and found.deviating == ("sum",)
+
+
+def test_contract_under_other_settings(few):
+    """What surrounds the call changes nothing."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        settings = [torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch_reduce.replace(devices="cpu")]
+        for setting in (torch.device("meta"), *settings):
+            with setting:
+                assert str(torch_reduce.contract("cpu")) == str(few), setting
+    finally:
+        torch.set_default_dtype(before)
+    with torch.device("cpu"):
+        assert torch_reduce.contract().device == "cpu"
+
+
+def test_contract_of_other_devices():
+    with pytest.raises(NotImplementedError, match=r"^contract\(\): argument 'device': meta devices are not supported$"):
+        torch_reduce.contract("meta")
+    with pytest.raises(RuntimeError, match=r"^contract\(\): argument 'device': .*nothing"):
+        torch_reduce.contract("nothing")
+    with pytest.raises(TypeError, match=r"^contract\(\): argument 'device' must be .*, not float$"):
+        torch_reduce.contract(1.0)
 
 
 if __name__ == "__main__":

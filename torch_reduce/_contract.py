@@ -1,4 +1,4 @@
-"""The contract by name: a string that two engines compare."""
+"""The contract by name: a string that says which bits a device has."""
 
 import hashlib
 import json
@@ -25,15 +25,19 @@ class Contract:
     """
 
     version: int
-    functions: Mapping[str, str] = field(repr=False, hash=False)
+    functions: Mapping[str, str] = field(hash=False)
     device: str = field(compare=False)
-    promised: str = field(repr=False, compare=False)
+    promised: str = field(compare=False)
     deviating: tuple[str, ...] = field(compare=False)
-    results: int = field(repr=False, compare=False)
-    wrong: tuple[str, ...] = field(repr=False, compare=False)
+    results: int = field(compare=False)
+    wrong: tuple[str, ...] = field(compare=False)
 
     def __str__(self) -> str:
         return _string(self.version, self.functions)
+
+    def __repr__(self) -> str:
+        found = "kept=True" if self.kept else f"deviating={self.deviating}"
+        return f"Contract({str(self)!r}, device={self.device!r}, {found})"
 
     @property
     def kept(self) -> bool:
@@ -48,7 +52,7 @@ def _string(version: int, functions: Mapping[str, str]) -> str:
 
 
 def contract(device: torch.device | str | int | None = None) -> Contract:
-    """The contract that this build keeps on a device, as a string that two engines compare, such as a trainer and a server.
+    """A string that says which bits this build has on a device: two engines, as a trainer and a server, compare it.
 
     It computes the pinned results of the self-check on the device, and hashes their bits. So the string is the same on
     every device that has these bits, whatever the machine, the build and the version of torch. Anything that gives one

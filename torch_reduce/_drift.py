@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import wraps
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -65,16 +65,15 @@ class Drift:
         if self.shapes is None or self.dtypes is None:
             return f"{self.result} is not in both"
         if self.elements is None or self.difference is None:
-            first, second = (f"{_name(dtype)} of {shape}" for dtype, shape in zip(self.dtypes, self.shapes, strict=True))
-            return f"of {self.of} {first} is not {second}"
+            kinds = [
+                f"{str(dtype).removeprefix('torch.')} of {shape}"
+                for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+            ]
+            return f"of {self.of} {kinds[0]} is not {kinds[1]}"
         by = f"by up to {self.difference:.3g}"
         by = "by the sign of 0.0 alone" if self.difference == 0 else by
-        by = "and of some one is NaN" if self.difference != self.difference else by
+        by = "some by NaN in one function alone" if self.difference != self.difference else by
         return f"{self.elements} of {prod(self.shapes[0])} elements of {self.of} differ, {by}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _not_compared(x: Any) -> str | None:
@@ -93,7 +92,6 @@ def _not_compared(x: Any) -> str | None:
 def _compared(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function; it raises an error if what it returns cannot be compared."""
 
-    @wraps(fn, ())
     def run(*inputs: Any) -> Any:
         tree = fn(*inputs)
         for name, x in leaves(tree, "result"):
@@ -128,19 +126,16 @@ def _measured(found: Drift, of: str, first: Tensor, second: Tensor) -> Drift:
     return replace(found, elements=int(other.sum()), difference=_largest_difference(first[other], second[other]))
 
 
-def _pairs(first: CompiledRun, second: CompiledRun) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-    """The results of two runs that belong together, and what they made of the inputs.
+def _pairs(first: CompiledRun, second: CompiledRun) -> Iterator[tuple[str | None, str | None]]:
+    """The names of the results of two runs that belong together, and of what they made of the inputs.
 
-    They have the same name, or stand at the same place, as where one function returns a tuple and the other a dict.
+    They are the same, or stand at the same place, as where one function returns a tuple and the other a dict.
     """
-    results = [(x, y) for x, y in zip(first.results.items(), second.results.items(), strict=False)]
     if first.results.keys() == second.results.keys():
-        yield from ((name, x, second.results[name]) for name, x in first.results.items())
+        yield from zip(first.results, first.results, strict=True)
     else:
-        yield from ((name, x, y) for (name, x), (_, y) in results)
-        yield from ((name, x, None) for name, x in [*first.results.items()][len(results) :])
-        yield from ((name, None, y) for name, y in [*second.results.items()][len(results) :])
-    yield from ((name, x, second.inputs[name]) for name, x in first.inputs.items())
+        yield from zip_longest(first.results, second.results)
+    yield from zip(first.inputs, first.inputs, strict=True)
 
 
 class _Blame:
@@ -156,21 +151,22 @@ class _Blame:
             else:
                 self.apart.append((here, there))
 
-    def of(self, name: str, x: Tensor | None, y: Tensor | None) -> Drift:
-        """The report, of a result that differs."""
+    def of(self, name: str | None, other: str | None) -> Drift:
+        """The report, of a result that differs, by its names in both runs."""
         first, second = self.runs
-        found = self._in_common(name)
+        found = self._in_common()
         if found is None:
-            sources = [run.sources.get(name) for run in self.runs]
+            sources = [first.sources.get(name), second.sources.get(other)]
             found = self._apart(sources, (len(first.calls), len(second.calls)))
         found = Drift("the result") if found is None else found
+        x, y, result = first.value(name), second.value(other), name or other or ""
         if found.dtypes is None and x is not None and y is not None:
-            found = _measured(found, name, x, y)
+            found = _measured(found, result, x, y)
         end = len(first.calls) if found.call is None else found.call
         agreed = [(first.calls[call].name, call) for call, _ in self.common if call < end]
-        return replace(found, result=name, calls=len(self.common), agreed=agreed[-1] if agreed else None)
+        return replace(found, result=result, calls=len(self.common), agreed=agreed[-1] if agreed else None)
 
-    def _in_common(self, name: str) -> Drift | None:
+    def _in_common(self) -> Drift | None:
         """What is to blame if an operation of both runs gives other bits; None if none does."""
         first, second = self.runs
         for here, there in self.common:
@@ -187,9 +183,9 @@ class _Blame:
                 found = self._apart([a.sources[i], b.sources[i]], (here, there), is_sure=True)
                 if found is not None:
                     return found
-            for i in given:  # or from what was there before,
-                if a.outside[i] is not None and b.outside[i] is not None:
-                    return replace(itself, reason=f"its input {i} was there before, and differs")
+            for i in given:  # or from what was there before, or what torch does not see,
+                if a.outside[i] is not None or b.outside[i] is not None:
+                    return replace(itself, reason=f"no operation made its input {i}, which differs")
             found = self._apart([None, None], (here, there))  # or from what no operation shows
             return replace(itself, reason="its inputs differ") if found is None else found
         return None
@@ -229,28 +225,30 @@ def _other_arguments(a: Call, b: Call) -> str | None:
 def drift(fn_a: Callable[..., Any], fn_b: Callable[..., Any], *inputs: Any) -> Drift:
     """Runs two functions on the same inputs, and names the first operation whose results differ in bits.
 
-    The functions are two engines, models or kernels, the same model with and without :class:`replace`, or a model and
-    what ``torch.compile`` made of it. Their results decide: if all have the same bits, there is no drift, whatever they
-    call. Otherwise the operations that torch dispatches in both of them are compared in order, in place or not, as
-    :func:`check_batch_invariance` does it. That one is named which is the first to give other bits. If one function
-    alone calls it, such as a kernel of another name, the operations are named that this function and the other one call
-    at that place. Of compiled code only the operations show that it calls. Those that Inductor fused into a kernel of
-    its own do not, so the report also names the last operation before it that agrees.
+    The functions may be two engines, a model with and without :class:`replace`, or a model and what ``torch.compile``
+    makes of it. Their results decide: if all of them have the same bits, there is no drift, whatever was called.
+    Otherwise the operations that torch dispatches in both functions are compared in order, as
+    :func:`check_batch_invariance` does it, and the first one with other bits is named. An operation in place, or with
+    ``out=``, is the same operation. If only one function calls the first one, the report names what each of them calls
+    at that place. Compiled code runs compiled. It shows the operations that it calls, and not what Inductor fused into
+    kernels of its own. So the report also names the last operation that agrees.
 
-    All NaNs count as equal, and 0.0 and -0.0 as different. Numbers that the functions return are compared, too, and
-    the inputs, as they leave them. Both functions get copies of the inputs, the same state of torch's generators,
-    and the same values in tensors of their own that an operation writes, such as a model's statistics or the cache of
-    an attention: when a run is over, these are what they were before. What else the functions change, such as ``.grad``,
-    stays. A backward pass inside of them is compared as well. The inputs and results of all operations are kept, without
-    the weights, so the inputs should be small.
+    All NaNs count as equal; 0.0 and -0.0 differ. Numbers that the functions return are compared too, and the inputs as
+    the functions leave them. Both functions get copies of the inputs, and the same state of torch's generators. They
+    begin with the same values in tensors of their own, such as a model's statistics or an attention's cache: what an
+    operation writes there is undone after the run. ``.grad`` and other attributes of Python stay changed, and so does
+    what Inductor's own kernels write. A backward pass inside the functions is compared too. The inputs and results of
+    all operations are kept, without the weights, so the inputs should be small.
 
     Args:
         fn_a: called with the inputs. It returns tensors or numbers, or lists, tuples, mappings or data classes of them.
-        fn_b: the same.
+        fn_b: the same. What has the same name in both results is compared or, if the names differ, what has the same
+            place.
         inputs: tensors, or lists, tuples and dicts of them. Other values are passed as they are.
 
     Returns:
-        A :class:`Drift`: true if all results have the same bits; printed, it is a sentence.
+        A :class:`Drift`: true if all results have the same bits; printed, it is a sentence. ``operation``, ``call``,
+        ``elements``, ``difference``, ``agreed`` and ``result`` are its parts.
 
     Raises:
         NotImplementedError: a result is a DTensor, a Shard, sparse, nested or quantized, or has no values.
@@ -259,8 +257,12 @@ def drift(fn_a: Callable[..., Any], fn_b: Callable[..., Any], *inputs: Any) -> D
 
         An error of ``fn_a`` or ``fn_b`` is not caught.
 
-    >>> x = torch.tensor([1e8, 1.0, -1e8])
-    >>> print(torch_reduce.drift(lambda x: x.neg().cumsum(0).abs(), lambda x: x.neg().flip(0).cumsum(0).abs(), x))
+    >>> x = torch.arange(12.0)
+    >>> print(torch_reduce.drift(lambda x: x.mul(0.5).neg(), lambda x: x.div(2).neg(), x))
+    no drift: the results have the same bits (operations: 1)
+    >>> found = torch_reduce.drift(lambda x: x.neg().mul(2), lambda x: x.neg().mul(3), x)
+    >>> found.operation, found.call, found.elements, found.difference, found.agreed
+    ('aten.mul.Tensor', 1, 11, 11.0, ('aten.neg.default', 0))
     """
     for name, fn in (("fn_a", fn_a), ("fn_b", fn_b)):
         if not callable(fn):
@@ -271,7 +273,8 @@ def drift(fn_a: Callable[..., Any], fn_b: Callable[..., Any], *inputs: Any) -> D
         if all(_agree(x, run.inputs[name]) for name, x in given.items() for run in (first, second)):
             raise ValueError("drift(): fn_a and fn_b return no tensor and no number, and change no input")
     blame = _Blame(first, second)
-    for name, x, y in _pairs(first, second):
+    for one, other in _pairs(first, second):
+        x, y = first.value(one), second.value(other)
         if x is None or y is None or not _agree(x, y):
-            return blame.of(name, x, y)
+            return blame.of(one, other)
     return Drift(calls=len(blame.common))

@@ -11,7 +11,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-
 STATISTICS = ("running_mean", "running_var")  # which some operators write without saying so
 
 
@@ -74,10 +73,11 @@ class Run(TorchDispatchMode):
     def __init__(self, function: Callable[..., Any], inputs: Iterable[Any]) -> None:
         super().__init__()
         self.calls: list[Call] = []
+        self.sources: dict[str | None, int | None]  # the storages of its results and inputs, by their names
         self.alive: dict[int, StorageWeakRef] = {}  # of this run: its inputs and what it made. No number comes twice
         self.read: set[int | None] = {None}
         self.clones: dict[int | None, int | None] = {}  # storages, and those that they are clones of
-        self.before: dict[int, tuple[UntypedStorage, UntypedStorage]] = {}  # what it wrote that was there, and a copy
+        self.before: dict[int, tuple[UntypedStorage, UntypedStorage]] = {}  # what it writes that was there, and a copy
         copies = tree_map_only(Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), list(inputs))
         for x in tensors(copies):
             self._enter(x)
@@ -85,13 +85,14 @@ class Run(TorchDispatchMode):
         try:
             with torch.random.fork_rng(gpus), self:
                 tree = function(*copies)
-            self.results = values(tree, "result")
-            self.sources = {name: self.storage(x) for name, x in leaves(tree, "result") if isinstance(x, Tensor)}
-            self.inputs = values(copies, "inputs")
+            self.results, self.inputs = values(tree, "result"), values(copies, "inputs")
+            named = [*leaves(tree, "result"), *leaves(copies, "inputs")]
+            self.sources = {name: self.storage(x) for name, x in named if isinstance(x, Tensor)}
         finally:
             for storage, copy in self.before.values():
-                storage.copy_(copy)
-        self.read.update(self.sources.values())
+                if storage.nbytes() == copy.nbytes():  # FSDP frees some
+                    storage.copy_(copy)
+        self.read.update(self.sources.get(name) for name in self.results)
         if not self.ignore_compile_internals():
             self.calls = [call for call in self.calls if not self.read.isdisjoint(call.storages)]
 
@@ -101,6 +102,10 @@ class Run(TorchDispatchMode):
             return StorageWeakRef(x.untyped_storage()).cdata
         except (NotImplementedError, RuntimeError):
             return None
+
+    def value(self, name: str | None) -> Tensor | None:
+        """A result, or an input as the function left it, by its name."""
+        return self.results.get(name or "", self.inputs.get(name or ""))
 
     def maker(self, source: int | None, end: int) -> int | None:
         """The last call before ``end`` that made or changed what is in a storage, or what it is a clone of."""

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ class Case:
 
     def call(self, memory: Tensor) -> Tensor:
         """The result. Sums of halves and float8 are not rounded."""
-        x, function = self.view(memory), getattr(torch_reduce, self.function, torch_reduce.sum)
+        x = self.view(memory)
+        function: Callable[..., Tensor] = getattr(torch_reduce, self.function, torch_reduce.sum)
         if self.function == "segment_sum":
             return function(x, self.offsets(x.device), dtype=torch.float32)
         if self.function == "index_sum":
