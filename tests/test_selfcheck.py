@@ -203,15 +203,19 @@ def test_contract_is_computed(few, monkeypatch):
     assert str(found) == str(few) != found.promised and not found.kept and found.deviating == ("sum",)
 
 
-def test_contract_under_other_settings(few):
+def test_contract_under_other_settings(few, device):
     """What surrounds the call changes nothing."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        settings = [torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch_reduce.replace(devices="cpu")]
+        settings = [
+            torch.autocast(device, torch.bfloat16),
+            torch.inference_mode(),
+            torch_reduce.replace(devices=device),
+        ]
         for setting in (torch.device("meta"), *settings):
             with setting:
-                assert str(torch_reduce.contract("cpu")) == str(few), setting
+                assert str(torch_reduce.contract(device)) == str(few), setting
     finally:
         torch.set_default_dtype(before)
     with torch.device("cpu"):
