@@ -51,6 +51,7 @@ __all__ = [
     "ladder",
     "layer_norm",
     "log_prob",
+    "log_prob_of",
     "log_softmax",
     "logsumexp",
     "mean",
@@ -121,6 +122,7 @@ else:
         index_sum,
         scatter_add,
     )
+    from ._log_prob_of import log_prob_of
     from ._replace import replace, replace_torch_sum
     from ._rows import cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax
     from ._segment import (

@@ -101,7 +101,9 @@ def log_prob(
     Args:
         logits: of float16, bfloat16, float32, float64 or a float8 type, of any strides and device, or a DTensor, or a
             :class:`torch_reduce.distributed.Shard`.
-        target: int64, int32 or uint8, of ``logits``'s shape without ``dim``: indices along ``dim``. Beside a Shard
+        target: int64, int32 or uint8, of ``logits``'s shape without ``dim``: indices along ``dim``. Or of as many dims
+            as ``logits``, with K targets of each row along ``dim``, as the index of :func:`torch.gather`, but of
+            ``logits``'s size in all other dims. So its number of dims alone says which of the two it is. Beside a Shard
             whose rows are cut those of this rank's rows; the index is that of the global tensor's class.
         dim: the dimension of the classes.
         temperature: above 0. If it is not 1, the quotients are written to memory, in float32 or float64.
@@ -118,13 +120,21 @@ def log_prob(
     logarithms y of the probabilities, and e^y * y, which is 0 where y is -inf; the contract's sum of these is its
     negative. It has the same bits on the CPU and on GPUs, alone and compiled.)
 
+    **Several targets.** Each of the K results has the bits of a call with this target alone, and the row is reduced
+    once. The gradient is not the sum of K gradients: of class j it is d - e^y * S, where S is the sum of the row's K
+    incoming gradients in the order of :func:`sum`, d the sum of those whose target is j, in the order of
+    :func:`scatter_add`, and y the logarithm of j's probability. It is rounded once. Targets to ignore add 0 to S, and
+    nothing to d. These gradients have any order, in reverse mode alone.
+
     Raises:
         TypeError, RuntimeError: wrong dtypes, sizes or devices; ``temperature`` is not above 0.
         IndexError: a target on the CPU is no class and is not ignored. On a GPU, torch's assertion stops the kernel.
-        NotImplementedError: complex or integer ``logits``.
+        NotImplementedError: complex or integer ``logits``; several targets beside a DTensor.
 
     >>> torch_reduce.log_prob(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
+    >>> torch_reduce.log_prob(torch.tensor([[1.0, 2.0]]), torch.tensor([[1, 0, 1]]))
+    tensor([[-0.3133, -1.3133, -0.3133]])
     """
     _arguments.tensors("log_prob", logits=logits)
     _arguments.plain_tensors("log_prob", target=target)
@@ -132,7 +142,10 @@ def log_prob(
     _arguments.integer("log_prob", "ignore_index", ignore_index)
     _arguments.boolean("log_prob", "return_entropy", return_entropy)
     last = dict(temperature=temperature, ignore_index=ignore_index)
-    found = _library.call("log_prob", _ops.log_prob.default, logits, target, dim, **last)
+    if isinstance(logits, Tensor) and target.dim() == logits.dim() > 0:
+        found = log_prob_of_several(logits, target, dim, **last)
+    else:
+        found = _library.call("log_prob", _ops.log_prob.default, logits, target, dim, **last)
     if not return_entropy:
         return found
     if not isinstance(logits, Tensor):
@@ -159,6 +172,141 @@ def softened(logits: Tensor, temperature: float) -> Tensor:
 def entropy_terms(logarithms: Tensor) -> Tensor:
     """p * log(p) of each probability p, given log(p): 0 where p is 0."""
     return applied("entropy", logarithms)
+
+
+# --- several targets of a row -----------------------------------------------------------------------------------------
+
+
+def log_prob_of_several(logits: Tensor, target: Tensor, dim: int, *, temperature: float, ignore_index: int) -> Tensor:
+    title, rank = "log_prob", logits.dim()
+    if any(_arguments.mesh_of(each) is not None for each in (logits, target)):
+        raise NotImplementedError(f"{title}(): target: several targets of a row are not supported for DTensors")
+    if not -rank <= dim < rank:
+        expected = f"(expected to be in range of [{-rank}, {rank - 1}], but got {dim})"
+        raise IndexError(f"{title}(): Dimension out of range {expected}")
+    dim %= rank
+    check_targets(title, target, [n for d, n in enumerate(logits.shape) if d != dim], dim)
+    check_temperature(title, temperature)
+    if temperature != 1 or logits.dtype.itemsize == 1:
+        logits = softened(logits, temperature)
+    return _library.call(title, _LogProbs.apply, logits, target.long(), dim, ignore_index)[0]
+
+
+def check_targets(title: str, target: Tensor, rows: list[int], dim: int) -> None:
+    """Raises an error unless these may be targets of rows of these sizes: one of each, or several along a dim."""
+    if target.dtype not in (torch.int64, torch.int32, torch.uint8):
+        raise RuntimeError(f"{title}(): target: expected int64, int32 or uint8, but got {target.dtype}")
+    sizes, several = list(target.shape), target.dim() > len(rows)
+    if [n for d, n in enumerate(sizes) if d != dim or not several] != rows:
+        many = [*map(str, rows[:dim]), "K", *map(str, rows[dim:])]
+        expected = f"{rows}, or [{', '.join(many)}] for K targets of each row"
+        raise RuntimeError(f"{title}(): target: expected the size {expected}, but got {sizes}")
+
+
+def check_temperature(title: str, temperature: float) -> None:
+    if not isinstance(temperature, (int, float, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"{title}(): argument 'temperature' must be float, not {type(temperature).__name__}")
+    if not temperature > 0:
+        raise RuntimeError(f"{title}(): temperature: expected a number above 0, but got {temperature}")
+
+
+def log_probs(logits: Tensor, target: Tensor, dim: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The logarithms at several targets of each row, of int64, which lie along `dim`; and each row's m and log S."""
+    ignored = target == ignore_index
+    # The operator takes one target of a row, and refuses what is no class: it gets the worst of them.
+    if target.shape[dim] == 0:
+        worst = target.new_full(target.sum(dim).shape, ignore_index)
+    else:
+        ends = torch.iinfo(torch.int64)
+        least, most = target.masked_fill(ignored, ends.max).amin(dim), target.masked_fill(ignored, ends.min).amax(dim)
+        worst = torch.where(least < 0, least, most).masked_fill(ignored.all(dim), ignore_index)
+    _, m, log_sum = _ops._log_prob(logits, worst, dim, ignore_index)
+    return _logarithms(logits, target.masked_fill(ignored, 0), m, log_sum, dim).masked_fill(ignored, 0), m, log_sum
+
+
+def _logarithms(logits: Tensor, place: Tensor, m: Tensor, log_sum: Tensor, dim: int) -> Tensor:
+    """The logarithms of the probabilities of the classes at these places."""
+    if logits.shape[dim] == 0:
+        return m.expand(place.shape)
+    return (logits.gather(dim, place).to(m.dtype) - m) - log_sum
+
+
+def log_probs_backward(
+    grad: Tensor, logits: Tensor, target: Tensor, m: Tensor, log_sum: Tensor, dim: int, ignore_index: int
+) -> Tensor:
+    """The gradient of the logits."""
+    ignored = target == ignore_index
+    grad = grad.to(m.dtype).masked_fill(ignored, 0)
+    total = _ops.sum(grad, [dim], True)
+    if torch.is_grad_enabled() and (grad.requires_grad or logits.requires_grad):
+        return _log_probs_backward_composed(grad, logits, target, total, ignored, dim)
+    if 0 in (target.shape[dim], logits.shape[dim]):
+        return torch.zeros_like(logits, memory_format=torch.contiguous_format)
+    marked = target.masked_fill(ignored, -1)
+    last = marked.amax(dim)
+    found = _ops._log_prob_backward(total.squeeze(dim), logits, last, dim, -1, m, log_sum)
+    return with_targets(found, grad, logits, marked, total, m, log_sum, dim)
+
+
+def with_targets(
+    found: Tensor, grad: Tensor, logits: Tensor, target: Tensor, total: Tensor, m: Tensor, log_sum: Tensor, dim: int
+) -> Tensor:
+    """Writes a gradient's elements at targets, which have another formula; negative targets are not among them."""
+    missing = target < 0
+    last, at_last = target.max(dim, keepdim=True)
+    first = _first_alike(target, dim)
+    own = _ops.scatter_add(torch.zeros_like(grad), dim, first, grad.masked_fill(missing, 0))
+    # In place of a missing one, its row's last one is written once more; or class 0, if all are missing.
+    own = own.gather(dim, torch.where(missing, at_last, first))
+    place = torch.where(missing, last.clamp_min(0), target)
+    y = _logarithms(logits, place, m, log_sum, dim)
+    return found.scatter_(dim, place, applied("log_softmax_backward", y, own, total).to(found.dtype))
+
+
+def _first_alike(target: Tensor, dim: int) -> Tensor:
+    """For each target the place of the first one of its row that is the same."""
+    row = target.movedim(dim, -1).contiguous()
+    values, places = row.sort(dim=-1, stable=True)
+    return places.gather(-1, torch.searchsorted(values, row)).movedim(-1, dim)
+
+
+def _log_probs_backward_composed(
+    grad: Tensor, logits: Tensor, target: Tensor, total: Tensor, ignored: Tensor, dim: int
+) -> Tensor:
+    """The same by operators that torch can differentiate again, with the same bits."""
+    classes, sizes = logits.shape[dim], list(logits.shape)
+    sizes[dim] += 1  # the last one is for targets to ignore
+    own = _ops.scatter_add(grad.new_zeros(sizes), dim, target.masked_fill(ignored, classes), grad)
+    y = _ops.log_softmax(logits, dim, dtype=grad.dtype)
+    powers = applied("exponent", y, result=torch.zeros((), dtype=y.dtype, device=y.device))
+    return (own.narrow(dim, 0, classes) - applied("product", powers, total)).to(logits.dtype).contiguous()
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(logits, target, dim, ignore_index):
+        return log_probs(logits, target, dim, ignore_index)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        logits, target, dim, ignore_index = inputs
+        _, m, log_sum = output
+        ctx.mark_non_differentiable(m, log_sum)
+        ctx.save_for_backward(logits, target, m, log_sum)
+        ctx.facts = dim, ignore_index
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        return log_probs_backward(grad, *ctx.saved_tensors, *ctx.facts), None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, logits, target, dim, ignore_index):
+        """One call, with one dim more."""
+        in_front = (
+            x.unsqueeze(0).expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
+            for x, d in zip((logits, target), in_dims, strict=False)
+        )
+        return _LogProbs.apply(*in_front, dim + 1, ignore_index), (0, 0, 0)
 
 
 _REDUCTIONS = ("none", "mean", "sum")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._operations import known
-from .._rows import applied, entropy_terms, softened
+from .._rows import applied, entropy_terms, log_prob_of_several, softened, with_targets
 from ._messages import agree, check_device, kind_of, place, traced
 from ._rank_plan import product
 from ._shard import Shard
@@ -153,29 +153,37 @@ def log_prob(cut: Cut, x: Tensor, target: Tensor, dim: int, ignore_index: int) -
     """Per row: the logarithm of its target's probability, m and log S. Targets are not cut with the classes."""
     if not cut.crosses([dim]):
         return _ops._log_prob(x, target, dim, ignore_index)
+    found, m, log_sum = log_probs(cut, x, target.unsqueeze(dim), dim, ignore_index)
+    return found.squeeze(dim), m, log_sum
+
+
+def log_probs(cut: Cut, x: Tensor, target: Tensor, dim: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of several targets of each row, which lie along `dim`; the classes are cut."""
     computed, classes = widest(x), cut.shape[dim]
     kept = [1 if d == dim else n for d, n in enumerate(x.shape)]
-    if target.numel() == 0:
+    if product(kept) == 0:
         empty = torch.empty(kept, dtype=computed, device=x.device)
-        return empty.squeeze(dim), empty, empty.clone()
+        return empty.new_empty(target.shape), empty, empty.clone()
     if classes == 0:
         raise RuntimeError("log_prob(): logits: there are no classes")
     given, target = target, _marked(target, ignore_index)
     _expect_classes(given, target, classes)
-    place = _here(cut, target, dim).unsqueeze(dim)
-    # This rank's largest logit, and its logit of the target, if it has that.
-    mine = torch.full((2, *kept), -torch.inf, dtype=computed, device=x.device)
+    place = _here(cut, target, dim)
+    # This rank's largest logit, and its logits of the targets that it has.
+    mine = torch.full((1 + target.shape[dim], *kept), -torch.inf, dtype=computed, device=x.device)
     if x.shape[dim]:
         logits = x.float() if x.dtype.itemsize == 1 else x
-        at_place = logits.gather(dim, place.clamp_min(0)).to(computed)
-        mine = torch.stack([_ops.amax(logits, [dim], True).to(computed), torch.where(place >= 0, at_place, mine[1])])
-    like = mine.new_empty(()).expand(2, *x.shape)
-    largest, at_target = cut.stacked(2).reduced(like, _largest(dim + 1, computed), nodes=mine).unbind(0)
-    m, log_sum = _exponents(cut, "log_sum", x, largest, dim)
+        mine[0] = _ops.amax(logits, [dim], True).to(computed)
+        at_place = logits.gather(dim, place.clamp_min(0)).to(computed).masked_fill(place < 0, -torch.inf)
+        mine[1:] = at_place.movedim(dim, 0).unsqueeze(dim + 1)
+    like = mine.new_empty(()).expand(len(mine), *x.shape)
+    nodes = cut.stacked(len(mine)).reduced(like, _largest(dim + 1, computed), nodes=mine)
+    m, log_sum = _exponents(cut, "log_sum", x, nodes[0], dim)
+    at_target = nodes[1:].squeeze(dim + 1).movedim(0, dim).contiguous()
     found = _ops._row_step(
         at_target, "applied", "log_softmax", [dim], mean=m, r=log_sum, computed=computed, dtype=computed
     )
-    return found.squeeze(dim).masked_fill(target < 0, 0), m, log_sum
+    return found.masked_fill(target < 0, 0), m, log_sum
 
 
 def _marked(target: Tensor, ignore_index: int) -> Tensor:
@@ -206,6 +214,20 @@ def log_prob_backward(
     share, place = grad.to(computed).masked_fill(target < 0, 0), _here(cut, target, dim)
     given = dict(target=place, mean=m, r=log_sum, share=share)
     return _ops._row_step(x, "applied", "log_prob_backward", [dim], **given, computed=computed, dtype=x.dtype)
+
+
+def log_probs_backward(
+    cut: Cut, grad: Tensor, x: Tensor, target: Tensor, dim: int, ignore_index: int, m: Tensor, log_sum: Tensor
+) -> Tensor:
+    """The same of several targets of each row; the classes are cut."""
+    computed, target = widest(x), _marked(target, ignore_index)
+    grad, place = grad.to(computed).masked_fill(target < 0, 0), _here(cut, target, dim)
+    total = _ops.sum(grad, [dim], True)
+    given = dict(target=place.new_full(total.shape, -1), mean=m, r=log_sum, share=total)
+    found = _ops._row_step(x, "applied", "log_prob_backward", [dim], **given, computed=computed, dtype=x.dtype)
+    if found.numel() == 0 or place.numel() == 0:
+        return found
+    return with_targets(found, grad, x, place, total, m, log_sum, dim)
 
 
 def norm(
@@ -323,7 +345,8 @@ class _Softmax(torch.autograd.Function):
 class _LogProb(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, cut, target, dim, ignore_index):
-        found, m, log_sum = log_prob(cut, x, target, dim, ignore_index)
+        forward = log_probs if target.dim() == x.dim() else log_prob
+        found, m, log_sum = forward(cut, x, target, dim, ignore_index)
         ctx.save_for_backward(x, target, m, log_sum)
         ctx.facts = cut, dim, ignore_index
         return found
@@ -332,7 +355,8 @@ class _LogProb(torch.autograd.Function):
     @_of_first_order
     def backward(ctx, grad):
         (cut, dim, ignore_index), (x, target, m, log_sum) = ctx.facts, ctx.saved_tensors
-        return log_prob_backward(cut, grad, x, target, dim, ignore_index, m, log_sum), None, None, None, None
+        backward = log_probs_backward if target.dim() == x.dim() else log_prob_backward
+        return backward(cut, grad, x, target, dim, ignore_index, m, log_sum), None, None, None, None
 
 
 class _Norm(torch.autograd.Function):
@@ -463,15 +487,21 @@ def _log_prob_of(
 ) -> Tensor:
     title, options = "log_prob", dict(temperature=temperature, ignore_index=ignore_index)
 
+    def of_rows(x: Tensor, target: Tensor) -> Tensor:
+        of_tensors = log_prob_of_several if target.dim() == x.dim() > 0 else _ops.log_prob
+        return of_tensors(x, target, dim, **options)
+
     def read(x: Tensor, cut_dim: int) -> tuple[list[int], bool, dict[str, Any]]:
         _beside(title, x, target=target)
-        _ops.log_prob(_probe(x), _probe(target), dim, **options)
+        of_rows(_probe(x), _probe(target))
         at = dim % x.dim()
-        return [at], at == cut_dim, {"dim": at, "dtype of 'target'": str(target.dtype), **options}
+        several = target.shape[at] if target.dim() == x.dim() else None
+        facts = {"dim": at, "dtype of 'target'": str(target.dtype), "targets of a row": several}
+        return [at], at == cut_dim, facts | options
 
     x, cut = _opened(title, shard, read)
     if cut is None:
-        return _ops.log_prob(x, target, dim, **options)
+        return of_rows(x, target)
     if temperature != 1:
         x = softened(x, temperature)
     return _LogProb.apply(x, cut, target, dim % x.dim(), ignore_index)
