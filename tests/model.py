@@ -492,6 +492,15 @@ def log_probs_backward(grad, x, target, m, log_sum):
     return at_target - whole_exponential((x - m[:, None]) - log_sum[:, None]) * grad
 
 
+def log_probs_of_several_backward(grad, x, target, m, log_sum):
+    """The same where grad and target have several numbers per row."""
+    grad, own = np.where(target < 0, x.dtype.type(0), grad), np.zeros_like(x)
+    for row, classes in enumerate(target):
+        for each in set(classes[classes >= 0]):
+            own[row, each] = ordered_sum(grad[row, classes == each][None])[0]
+    return own - whole_exponential((x - m[:, None]) - log_sum[:, None]) * ordered_sum(grad)[:, None]
+
+
 def row_norms(x, weight, bias, eps, centered):
     """(rows, length) -> layer_norm or rms_norm of each row, its mean and its factor r."""
     kind = x.dtype.type

@@ -16,6 +16,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import model
 import torch_reduce
@@ -644,6 +646,32 @@ def opinfo(name="sum"):
     from torch.testing._internal.common_methods_invocations import op_db
 
     return next(op for op in op_db if op.name == name)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of each tensor that an operator makes inside, if it has memory of its own, in elements."""
+
+    def __init__(self):
+        super().__init__()
+        self._sizes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        given, made = (
+            [x for x in tree_leaves(each) if isinstance(x, torch.Tensor)] for each in ((args, kwargs), found)
+        )
+        known = {x.untyped_storage().data_ptr() for x in given}
+        new = (x for x in made if x.untyped_storage().data_ptr() not in known)
+        self._sizes += [x.untyped_storage().nbytes() // x.itemsize for x in new]
+        return found
+
+    @property
+    def sizes(self):
+        """Largest first."""
+        return sorted(self._sizes, reverse=True)
 
 
 # --- other processes --------------------------------------------------------------------------------------------------

@@ -5,13 +5,15 @@ import itertools
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import torch_reduce
-from support import assert_same_bits, dtype_of
-from test_rows import random
+import model
+from support import Largest, assert_same_bits, dtype_of
+from test_rows import numbers, random, result
 
 OPS = torch.ops.gpureduce
 F = torch.nn.functional
@@ -75,6 +77,122 @@ def test_temperature_and_entropy(device):
     _, entropy = torch_reduce.log_prob(masked, targets((1,), 2, device), return_entropy=True)
     torch.testing.assert_close(entropy.cpu(), torch.tensor([2.0]).log())
     assert torch.autograd.grad(entropy.sum(), masked)[0].isfinite().all()
+
+
+# --- several targets of a row -----------------------------------------------------------------------------------------
+
+
+def several(rows, count, classes, device):
+    """Targets of rows, many of them alike; a third is ignored, and all of the last row."""
+    found = targets((rows, count), classes, device, ignored=-100)
+    found[-1] = -100
+    return found
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize(("length", "count"), [(1, 3), (5, 40), (7, 0), (300, 1), (300, 600), (4100, 20)])
+def test_several_targets(length, count, name, device):
+    """Each result has the bits of a call with one target, and the gradient has the model's."""
+    x, target = random((4, length), name, 60, device).requires_grad_(), several(4, count, length, device)
+    y = torch_reduce.log_prob(x, target)
+    for k in range(count):
+        assert_same_bits(y[:, k].detach().cpu(), OPS.log_prob(x, target[:, k]).detach().cpu(), f"target {k}")
+    grad = random(y.shape, str(wide(x.dtype)).removeprefix("torch."), 61, device)
+    (gradient,) = torch.autograd.grad(y, x, grad)
+    logits = numbers(x, wide(x.dtype) == torch.float64)
+    _, m, log_sum = model.log_probs(logits, np.zeros(4, np.int64))
+    dx = model.log_probs_of_several_backward(grad.cpu().numpy(), logits, target.cpu().numpy(), m, log_sum)
+    assert_same_bits(gradient.cpu() + 0.0, result(dx, x) + 0.0, "the gradient")
+    again = torch.autograd.grad(torch_reduce.log_prob(x, target), x, grad, create_graph=True)[0].detach()
+    assert_same_bits(again.cpu() + 0.0, result(dx, x) + 0.0, "the gradient with create_graph")
+
+
+def test_several_targets_of_views(device):
+    """Along every dim, with any strides and dtypes of targets, a temperature and entropies."""
+    x, target = random((6, 50, 7), "float32", 62, device), several(42, 9, 50, device).view(6, 7, 9)
+    for dim, dtype in ((0, torch.int32), (1, torch.int64), (-1, torch.int64)):
+        view, index = x.movedim(1, dim), target.movedim(-1, dim).to(dtype)
+        options = dict(temperature=0.7, return_entropy=True)
+        ours = torch_reduce.log_prob(view.requires_grad_(), index, dim, **options)
+        plain = torch_reduce.log_prob(x.movedim(1, -1).contiguous(), target, **options)
+        assert_same_bits(ours[0].detach().movedim(dim, -1).cpu(), plain[0].detach().cpu(), f"{dim=}")
+        assert_same_bits(ours[1].detach().cpu(), plain[1].detach().cpu(), f"the entropies of {dim=}")
+    small, index = x.detach()[:, :, 0], target[:, 0].clamp_min(0).to(torch.uint8)
+    assert_same_bits(torch_reduce.log_prob(small, index).cpu(), torch_reduce.log_prob(small, index.long()).cpu())
+    tiny = small.to(torch.float8_e4m3fn)
+    assert_same_bits(torch_reduce.log_prob(tiny, index).cpu(), torch_reduce.log_prob(tiny.float(), index).cpu())
+
+
+def test_several_targets_of_special_rows(device):
+    """NaN and infinities are those of one target; there may be no classes, no rows, and no values."""
+    inf = float("inf")
+    x = torch.tensor([[0.0, inf, 1.0], [float("nan"), 0.0, 0.0], [-inf] * 3, [-inf, 0.0, 1.0]], device=device)
+    target = torch.tensor([0, 1, 2, -100], device=device).expand(4, 4)
+    one = torch.stack([torch_reduce.log_prob(x, target[:, k]) for k in range(4)], 1)
+    assert_same_bits(torch_reduce.log_prob(x, target).cpu(), one.cpu())
+    for shape, index in (((0, 5), (0, 3)), ((2, 0), (2, 3)), ((2, 0), (2, 0)), ((3,), (2,)), ((0,), (2,))):
+        logits = torch.zeros(shape, device=device, requires_grad=True)
+        y = torch_reduce.log_prob(logits, torch.full(index, -100, device=device))
+        assert_same_bits(y.detach(), torch.zeros(index, device=device))
+        assert_same_bits(torch.autograd.grad(y.sum(), logits)[0], torch.zeros(shape, device=device))
+    meta = torch.zeros(3, 4, device="meta", requires_grad=True)
+    y = torch_reduce.log_prob(meta, torch.zeros(3, 2, dtype=torch.int64, device="meta"))
+    assert y.shape == (3, 2) and torch.autograd.grad(y.sum(), meta)[0].shape == (3, 4)
+
+
+def test_derivatives_of_several_targets(device):
+    x, target = random((3, 5), "float64", 63, device).requires_grad_(), several(3, 8, 5, device)
+    for options in ({}, dict(temperature=2.5)):
+        assert gradcheck(lambda x, o=options: torch_reduce.log_prob(x, target, **o), x)
+        assert gradgradcheck(lambda x, o=options: torch_reduce.log_prob(x, target, **o), x)
+
+
+def test_around_several_targets(device):
+    """compile, vmap and torch.func: the bits of plain calls."""
+    x, target = random((4, 3, 50), "float32", 64, device).requires_grad_(), several(12, 6, 50, device).view(4, 3, 6)
+
+    def gradient_of(function, x=x):
+        return torch.autograd.grad(function(x, target).cos().sum(), x)[0]
+
+    y, wanted = torch_reduce.log_prob(x, target), gradient_of(torch_reduce.log_prob)
+    compiled = torch.compile(torch_reduce.log_prob, fullgraph=True, backend="aot_eager")
+    for function in (compiled, torch.vmap(torch_reduce.log_prob), torch.vmap(torch_reduce.log_prob, (1, 1), 1)):
+        assert_same_bits(function(x, target).detach().cpu(), y.detach().cpu())
+        assert_same_bits(gradient_of(function).cpu(), wanted.cpu())
+    each = torch.vmap(torch.func.grad(lambda x, t: torch_reduce.log_prob(x, t).cos().sum()))
+    assert_same_bits(each(x, target).detach().cpu(), wanted.cpu())
+    for in_dims, given in (((0, None), (x, target[1])), ((None, 0), (x[1], target))):
+        found = torch.vmap(torch_reduce.log_prob, in_dims)(*given)
+        assert_same_bits(found[1].detach().cpu(), y[1].detach().cpu(), f"{in_dims=}")
+
+
+def test_memory_of_several_targets(device):
+    """No tensor of the logits' size is made for the results, and one for the gradient."""
+    x, target = random((8, 5000), "bfloat16", 65, device).requires_grad_(), several(8, 20, 5000, device)
+    with Largest() as forward:
+        y = torch_reduce.log_prob(x, target)
+    with Largest() as backward:
+        torch.autograd.grad(y.sum(), x)
+    few = 2 * target.numel()
+    assert forward.sizes[0] < few and backward.sizes[0] == x.numel() and backward.sizes[1] < few
+
+
+def test_errors_of_several_targets(device):
+    x, target = torch.zeros(3, 4, device=device), torch.zeros(3, 2, dtype=torch.int64, device=device)
+    for kind, message, call in (
+        (RuntimeError, r"target: expected the size \[3\], or \[3, K\]", lambda: torch_reduce.log_prob(x, target[:2])),
+        (RuntimeError, r"\[4\], or \[K, 4\] for K targets", lambda: torch_reduce.log_prob(x, target, 0)),
+        (RuntimeError, "target: expected int64, int32 or uint8", lambda: torch_reduce.log_prob(x, target.float())),
+        (NotImplementedError, "floating", lambda: torch_reduce.log_prob(x.long(), target)),
+        (RuntimeError, "temperature: expected", lambda: torch_reduce.log_prob(x, target, temperature=0.0)),
+        (TypeError, "'temperature' must be float", lambda: torch_reduce.log_prob(x, target, temperature="1")),
+        (IndexError, "Dimension out of range", lambda: torch_reduce.log_prob(x, target, 2)),
+    ):
+        with pytest.raises(kind, match=rf"^log_prob\(\): .*{message}"):
+            call()
+
+
+# --- cross_entropy ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(9,), (5, 9), (5, 9, 4), (5, 9, 2, 3)], ids=str)
@@ -212,6 +330,8 @@ def test_targets_out_of_bounds(bad):
         lambda: torch.vmap(torch_reduce.log_prob)(torch.zeros(2, 3, 4), target.expand(2, 3)),
         lambda: torch.vmap(torch_reduce.log_prob, in_dims=(None, 0))(x, target.expand(2, 3)),
         lambda: torch.compile(torch_reduce.log_prob, backend="aot_eager", fullgraph=True)(x, target),
+        lambda: torch_reduce.log_prob(x, torch.stack([torch.zeros_like(target), target, target], 1)),
+        lambda: torch.vmap(torch_reduce.log_prob)(torch.zeros(2, 3, 4), target.expand(2, 3, 3)),
         lambda: OPS._log_prob_backward(*(y.detach() for y in (x.sum(1), x)), target, 1, -100, x[:, :1], x[:, :1]),
         lambda: torch_reduce.cross_entropy(x[0], target[1]),
         lambda: torch_reduce.cross_entropy(images, many),
