@@ -65,7 +65,7 @@ KINDS |= {"return_entropy": "bool", "reduction": "str", "label_smoothing": "floa
 KINDS |= {"residual": "tensor?", "eps": "float", "padding_idx": "int?", "mode": "str", "per_sample_weights": "tensor?"}
 KINDS |= {"weights": "tensor?", "minlength": "int", "other": "tensor", "tensors": "tensors", "parameters": "tensors"}
 KINDS |= {"norm_type": "float", "max_norm": "float", "function": "str", "nan_is_zero": "bool", "state": "tensor"}
-KINDS |= {"count": "int?", "root": "bool"}
+KINDS |= {"count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
 
 MATRIX, VECTOR = of(2, 3), of(2)
 OF_DIMS = dict(input=MATRIX, dim=1)
@@ -93,6 +93,7 @@ CALLS |= {
     "softmax": OF_DIMS,
     "log_softmax": OF_DIMS,
     "log_prob": dict(logits=MATRIX, target=longs(0, 1)),
+    "log_prob_of": dict(hidden=MATRIX, weight=of(3, 3), target=longs(0, 1)),
     "cross_entropy": dict(input=MATRIX, target=longs(0, 1)),
     "rms_norm": dict(input=MATRIX, normalized_shape=3),
     "layer_norm": dict(input=MATRIX, normalized_shape=3),
@@ -104,6 +105,7 @@ CALLS |= {
 # Kinds that differ from KINDS.
 OTHERS = {
     ("weighted_sum", "weight"): "tensor",
+    ("log_prob_of", "weight"): "tensor",
     ("embedding", "weight"): "tensor",
     ("embedding_bag", "weight"): "tensor",
 }

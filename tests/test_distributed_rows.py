@@ -22,6 +22,7 @@ import torch_reduce
 from support import assert_same_bits, dtype_of
 from test_distributed import expect, random_cuts, shard
 from test_dtensor import cut, inside, mesh_of, only_where_torch_moves
+from test_pages import definitions
 from test_rows import NORMS, SOFTMAXES, numbers, result
 from test_rows import random as randoms
 from torch_reduce.distributed import Shard
@@ -198,6 +199,74 @@ def test_log_prob(size, name, world):
         assert_same_bits(signless(OPS.log_prob(x, target)), signless(found))
         cases.append((6, classes, name, random_cuts(rng, classes, size), rng.random() < 0.5, found, dx))
     world.run(size, log_prob_cases, cases)
+
+
+def several_of_model(x, target, grad):
+    """The logarithms at several targets of each row, and the gradient of x."""
+    logits, index = numbers(x, wide(x)), target.numpy()
+    _, m, log_sum = model.log_probs(logits, np.zeros(len(logits), np.int64))
+    found = (np.take_along_axis(logits, np.maximum(index, 0), 1) - m[:, None]) - log_sum[:, None]
+    found = np.where(index < 0, m.dtype.type(0), found)
+    dx = model.log_probs_of_several_backward(grad.numpy(), logits, index, m, log_sum)
+    return torch.from_numpy(found), result(dx, x)
+
+
+def several_cases(group, cases):
+    rank = dist.get_rank(group)
+    for dim, x, target, cuts, tells, grad, found, dx in cases:
+        local = shard(x, dim, cuts, rank).clone().to(here()).requires_grad_()
+        part = lambda t, cut=dim == 0, cuts=cuts: (shard(t, 0, cuts, rank) if cut else t).to(here())  # noqa: E731
+        logits = Shard(local, dim, group, told(cuts, tells))
+        what = f"{target.shape[1]} targets of {tuple(x.shape)} {x.dtype}, {dim} cut at {cuts}"
+        for index in (target, target.int()):
+            got = torch_reduce.log_prob(logits, part(index), -1)
+            assert_same_bits(signless(got.detach().cpu()), signless(part(found).cpu()), what)
+            (gradient,) = torch.autograd.grad(got, local, part(grad))
+            per_rank(signless(dx), signless(gradient), dim, cuts, rank, f"the gradient of {what}")
+    odd = (target[:, :1] if rank == 0 else target).to(here())
+    logits = Shard(shard(x, 1, [0, *[x.shape[1]] * dist.get_world_size(group)], rank).to(here()), 1, group)
+    expect(group, RuntimeError, "disagree about the targets of a row", lambda: torch_reduce.log_prob(logits, odd))
+    if here().type == "cpu":
+        wrong = target.to(here()).clone().fill_(x.shape[1])
+        expect(group, IndexError, "is out of bounds", lambda: torch_reduce.log_prob(logits, wrong))
+
+
+def test_several_targets(world):
+    """Every rank gets the K results of each row, where a vocabulary is cut; where rows are, those of its own."""
+    rng, cases = random.Random(7), []
+    for name, classes, count in (("float32", 5, 9), ("bfloat16", 5000, 20), ("float64", 700, 1), ("float32", 9000, 0)):
+        x, target = data([6, classes], name, 1), classes_of(6 * count, classes).view(6, count)
+        target[5] = -100
+        grad = data([6, count], "float64" if name == "float64" else "float32", 3)
+        for dim in (0, 1):
+            cuts = random_cuts(rng, x.shape[dim], 3)
+            cases.append((dim, x, target, cuts, rng.random() < 0.5, grad, *several_of_model(x, target, grad)))
+    cases.append(cases.pop(0))  # the last one has several targets
+    world.run(3, several_cases, cases)
+
+
+def of_megatron(group, function, x, target, smoothing, losses, dx):
+    """x is (length, batch, classes) of all ranks."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    cuts = [x.shape[2] * r // world for r in range(world + 1)]
+    local = shard(x, 2, cuts, rank).clone().to(here()).requires_grad_()
+    found = definitions("docs/rl.md")[function](local, target.to(here()), smoothing, group)
+    torch.testing.assert_close(found.double().cpu(), losses, rtol=1e-6, atol=1e-6)
+    (gradient,) = torch.autograd.grad(found.cos().sum(), local)
+    close = dict(rtol=1e-2, atol=1e-2) if x.dtype == torch.bfloat16 else dict(rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient.double().cpu(), shard(dx, 2, cuts, rank), **close)
+
+
+@pytest.mark.parametrize(("name", "smoothing"), [("float32", 0.0), ("bfloat16", 0.0), ("float32", 0.1)])
+def test_in_place_of_megatron(name, smoothing, world):
+    """docs/rl.md's function gives Megatron's loss, which spreads what it smooths over the other classes."""
+    x, target = data([5 * 2, 60], name, 1).view(5, 2, 60), classes_of(10, 60, ignored=7).view(5, 2)
+    wide = x.double().requires_grad_()
+    logarithms = wide.log_softmax(-1)
+    share = torch.full_like(logarithms, smoothing / 59).scatter(-1, target[..., None], 1 - smoothing)
+    losses = -(share * logarithms).sum(-1)
+    (dx,) = torch.autograd.grad(losses.cos().sum(), wide)
+    world.run(3, of_megatron, "vocab_parallel_cross_entropy", x, target, smoothing, losses.detach(), dx)
 
 
 def cooled(group):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-import torch_reduce
 import model
+import torch_reduce
 from support import Largest, assert_same_bits, dtype_of
 from test_rows import numbers, random, result
 

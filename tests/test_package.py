@@ -90,7 +90,7 @@ def test_documented_and_typed():
     wanted |= {*map(str, OPERATIONS)}
     wanted |= {"powsum", "vector_norm", "get_total_norm", "clip_grad_norm_", "weighted_sum", "dot", "replace"}
     wanted |= {*map(str, [*FAMILY, *SEGMENTS]), "segment_softmax", "std", "var", "var_mean"}
-    wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm", "log_prob", "cross_entropy"}
+    wanted |= {"softmax", "log_softmax", "rms_norm", "layer_norm", "log_prob", "log_prob_of", "cross_entropy"}
     wanted |= {
         "check_batch_invariance",
         "contract",

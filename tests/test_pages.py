@@ -1,5 +1,6 @@
 """The pages that people read: their code runs, links lead somewhere, lines are short, words are plain, figures made."""
 
+import ast
 import html
 import importlib
 import itertools
@@ -10,6 +11,8 @@ import sys
 
 import pytest
 import torch
+
+import torch_reduce
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
@@ -38,6 +41,15 @@ def blocks(text, language):
     """The code blocks of a language ("" for those that name none)."""
     found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [code for name, code in found if name == language]
+
+
+def definitions(page):
+    """The functions that a page's Python defines, by name."""
+    names = {"torch": torch, "torch_reduce": torch_reduce, "dist": torch.distributed}
+    for code in blocks(text_of(page), "python"):
+        found = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
+        exec(compile(ast.Module(found, []), page, "exec"), names)
+    return names
 
 
 def not_made(text):

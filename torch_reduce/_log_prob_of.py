@@ -63,8 +63,8 @@ def log_prob_of(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """:func:`log_prob` of the logits ``torch.nn.functional.linear(hidden, weight, bias)``, which are never all there.
 
-    They are made ``chunk`` rows at a time, and again for the gradients. So memory is needed for a few tensors of
-    ``chunk`` times V numbers, and not for the logits of all rows.
+    They are made ``chunk`` rows at a time, and once more for the gradients. So a call needs memory for a few tensors of
+    ``chunk`` times V numbers, and a backward pass also for the gradient of ``weight``, in float32, and one product.
 
     Args:
         hidden: of shape (..., H), of float16, bfloat16, float32 or float64: a hidden state per row.
@@ -82,19 +82,19 @@ def log_prob_of(
         The logarithms, float32 (float64 if the products are), of ``target``'s shape. With ``return_entropy`` a pair of
         it and the entropies, of shape (...).
 
-    **Bits.** The logits are torch's, rounded to the dtype of the products. A row's results have the bits of
-    :func:`log_prob` for them. All products of a call have the same sizes: missing rows of the last chunk are filled up
-    with zeros. torch's matrix product makes a row of that row and the matrix alone, but how it adds may depend on the
-    sizes and on the row's place. So a row has the same bits, alone and among any others and however many, as long as
-    ``weight``, ``bias`` and ``chunk`` are the same, its place in its chunk is, and also the machine, torch with its
-    settings, and its number of threads. Another ``chunk`` may give other bits, unless torch's own products are
-    batch-invariant. ``torch.compile`` may choose other products than eager code.
+    **Bits.** Matrix products are torch's, and the logits are rounded to their dtype. Of these logits a row's results
+    have the bits of :func:`log_prob`. How torch's product adds may depend on its sizes and on a row's place. So all
+    products have ``chunk`` rows: zeros fill up the last chunk. A row's results then have the same bits alone and among
+    any other rows, of any number, if the row has the same place in its chunk, ``weight``, ``bias`` and ``chunk`` are
+    the same, and so are the device, the number of threads, torch and its settings. For another ``chunk`` or place this
+    holds if torch's own products are batch-invariant, and else it may not. ``torch.compile`` may choose other products.
 
     **Gradients** are of first order. The logits' gradient is :func:`log_prob`'s, rounded to the dtype of the products;
-    with an entropy both gradients are first added in float32 (or float64). That of ``hidden`` has the promise above.
-    That of ``weight`` is the sum of one product per chunk, each in the dtype of the products, from the first chunk to
-    the last, one after the other, in float32 (float64 for float64); it is rounded once, at the end. That of ``bias`` is
-    added in the same way: of each chunk the contract's sum over its rows, in float32 or float64.
+    with an entropy, two gradients are added in float32 or float64 before. ``hidden``'s gradient is a product of
+    ``chunk`` rows, too, and its rows have the same promise. ``weight``'s gradient is a sum of one product per chunk:
+    each is rounded to the dtype of the products, and they are added from the first chunk to the last, one after the
+    other, in float32 (float64 if they are float64). The sum is rounded once. ``bias``'s gradient is such a sum, too, of
+    the contract's sums over the rows of each chunk. Both depend on ``chunk`` and on all rows.
 
     Raises:
         TypeError: an argument is of another type.
@@ -251,7 +251,7 @@ class _LogProbOf(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *given):
         raise NotImplementedError(
-            "log_prob_of(): torch.vmap is not supported: give hidden states of more dims, or call log_prob with the logits"
+            "log_prob_of(): torch.vmap is not supported: give hidden more dims, or call log_prob with the logits"
         )
 
 

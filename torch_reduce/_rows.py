@@ -102,9 +102,9 @@ def log_prob(
         logits: of float16, bfloat16, float32, float64 or a float8 type, of any strides and device, or a DTensor, or a
             :class:`torch_reduce.distributed.Shard`.
         target: int64, int32 or uint8, of ``logits``'s shape without ``dim``: indices along ``dim``. Or of as many dims
-            as ``logits``, with K targets of each row along ``dim``, as the index of :func:`torch.gather`, but of
-            ``logits``'s size in all other dims. So its number of dims alone says which of the two it is. Beside a Shard
-            whose rows are cut those of this rank's rows; the index is that of the global tensor's class.
+            as ``logits``, with K targets of each row along ``dim`` and ``logits``'s sizes in all other dims, as the
+            index of :func:`torch.gather`. Its number of dims alone says which of the two it is. Beside a Shard whose
+            rows are cut, the targets of this rank's rows; an index counts the classes of the global tensor.
         dim: the dimension of the classes.
         temperature: above 0. If it is not 1, the quotients are written to memory, in float32 or float64.
         ignore_index: targets of this value have the result 0, and no gradient.
@@ -122,9 +122,9 @@ def log_prob(
 
     **Several targets.** Each of the K results has the bits of a call with this target alone, and the row is reduced
     once. The gradient is not the sum of K gradients: of class j it is d - e^y * S, where S is the sum of the row's K
-    incoming gradients in the order of :func:`sum`, d the sum of those whose target is j, in the order of
-    :func:`scatter_add`, and y the logarithm of j's probability. It is rounded once. Targets to ignore add 0 to S, and
-    nothing to d. These gradients have any order, in reverse mode alone.
+    incoming gradients in the order of :func:`sum`, where targets to ignore count 0; d is the sum of the incoming
+    gradients of the targets that are j, in the order of :func:`scatter_add`; and y is the logarithm of j's probability.
+    It is rounded once. These gradients have any order, in reverse mode alone.
 
     Raises:
         TypeError, RuntimeError: wrong dtypes, sizes or devices; ``temperature`` is not above 0.
