@@ -232,7 +232,7 @@ def test_errors(device):
         (TypeError, "argument 'weight' must be Tensor", of(weight=[1.0])),
         (TypeError, "argument 'bias' must be Tensor", of(bias=1.0)),
         (TypeError, "argument 'chunk' must be int", of(chunk=1.5)),
-        (ValueError, "chunk: expected at least 1 row, but got 0", of(chunk=0)),
+        (ValueError, "chunk: expected an int of 64 bits, at least 1, but got 0", of(chunk=0)),
         (RuntimeError, "temperature: expected a number above 0", of(temperature=-1.0)),
         (RuntimeError, r"weight: expected the size \[classes, 24\], but got \[24, 300\]", of(weight=weight.t())),
         (RuntimeError, r"bias: expected the size \[300\], but got \[299\]", of(bias=bias[1:])),

@@ -116,8 +116,8 @@ def log_prob_of(
     for name, number in (("chunk", chunk), ("ignore_index", ignore_index)):
         _arguments.integer(title, name, number)
     _arguments.boolean(title, "return_entropy", return_entropy)
-    if chunk < 1:
-        raise ValueError(f"{title}(): chunk: expected at least 1 row, but got {chunk}")
+    if not 1 <= chunk < 1 << 63:
+        raise ValueError(f"{title}(): chunk: expected an int of 64 bits, at least 1, but got {chunk}")
     check_temperature(title, temperature)
     _check(title, tensors)
     rows = list(hidden.shape[:-1])

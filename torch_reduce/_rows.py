@@ -181,6 +181,8 @@ def log_prob_of_several(logits: Tensor, target: Tensor, dim: int, *, temperature
     title, rank = "log_prob", logits.dim()
     if any(_arguments.mesh_of(each) is not None for each in (logits, target)):
         raise NotImplementedError(f"{title}(): target: several targets of a row are not supported for DTensors")
+    if kind := _arguments.layout_of(logits) or _arguments.layout_of(target):
+        raise NotImplementedError(f"{title}(): {kind} tensors are not supported")
     if not -rank <= dim < rank:
         expected = f"(expected to be in range of [{-rank}, {rank - 1}], but got {dim})"
         raise IndexError(f"{title}(): Dimension out of range {expected}")
