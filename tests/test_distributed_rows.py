@@ -743,6 +743,11 @@ def odd_dtensors(group):
         torch.ops.gpureduce._log_prob(x, torch.zeros(3, dtype=torch.int64, device=here()), 1)
     with pytest.raises(TypeError, match="'weight' must be one too"):
         torch_reduce.rms_norm(x, 50, torch.ones(50, device=here()))
+    several = torch.zeros(3, 2, dtype=torch.int64, device=here())
+    with pytest.raises(NotImplementedError, match=r"^log_prob\(\): target: several targets of a row are not supported"):
+        torch_reduce.log_prob(x, several)
+    with pytest.raises(NotImplementedError, match=r"^log_prob_of\(\): weight: DTensors are not supported"):
+        torch_reduce.log_prob_of(whole, x, several)
 
 
 def test_odd_dtensors(world):
