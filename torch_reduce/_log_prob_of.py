@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, overload
 
@@ -116,6 +117,7 @@ def log_prob_of(
     for name, number in (("chunk", chunk), ("ignore_index", ignore_index)):
         _arguments.integer(title, name, number)
     _arguments.boolean(title, "return_entropy", return_entropy)
+    chunk = operator.index(chunk)
     if not 1 <= chunk < 1 << 63:
         raise ValueError(f"{title}(): chunk: expected an int of 64 bits, at least 1, but got {chunk}")
     check_temperature(title, temperature)
