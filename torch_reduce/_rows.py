@@ -121,10 +121,10 @@ def log_prob(
     negative. It has the same bits on the CPU and on GPUs, alone and compiled.)
 
     **Several targets.** Each of the K results has the bits of a call with this target alone, and the row is reduced
-    once. The gradient is not the sum of K gradients: of class j it is d - e^y * S, where S is the sum of the row's K
-    incoming gradients in the order of :func:`sum`, where targets to ignore count 0; d is the sum of the incoming
-    gradients of the targets that are j, in the order of :func:`scatter_add`; and y is the logarithm of j's probability.
-    It is rounded once. These gradients have any order, in reverse mode alone.
+    once. The gradient is not the sum of K gradients: of class j it is d - e^y * S, rounded once. S is the sum of the
+    row's K incoming gradients in the order of :func:`sum`; targets to ignore count 0 in it. d is the sum of incoming
+    gradients of the targets that are j, in the order of :func:`scatter_add`, and y the logarithm of j's probability.
+    These gradients have any order, in reverse mode alone. float8 logits are converted to float32 first.
 
     Raises:
         TypeError, RuntimeError: wrong dtypes, sizes or devices; ``temperature`` is not above 0.
