@@ -3,16 +3,18 @@
 # Neither needs a GPU: `make bench` shows sums on the CPU then, and the tests run on the CPU alone.
 
 TORCH  ?= 2.11.0#   the torch to install in .venv and to build for: 2.11 to 2.15
-CUDA   ?= $(or $(GPUREDUCE_CUDA),$(USE_CUDA))#  0 leaves CUDA out
-TORCH_INDEX ?=#     where pip looks for torch, too: with CUDA=0, for its wheel without CUDA
+GPUS   := $(wildcard /dev/nvidia[0-9]* /proc/driver/nvidia/gpus/* /dev/dxg)#  /dev/dxg: Windows' GPU, in WSL
+CUDA   ?= $(or $(GPUREDUCE_CUDA),$(USE_CUDA),$(if $(GPUS)$(TORCH_CUDA_ARCH_LIST)$(filter wheels,$(MAKECMDGOALS)),1,no GPU))
+TORCH_INDEX ?=#     where pip looks for torch, too; without CUDA it looks for a wheel that has none
 TORCHES ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0#  the torches that `make wheels` builds for and `make test-wheels` tries
 PYTHON ?= python3#  what .venv is made with
-JOBS   ?=#          so many processes share the tests; for a CPU: on a GPU, some tests want all of its memory
+JOBS   ?= $(if $(GPUS),,auto)#  so many processes share the tests: on a GPU one, as some tests want all of its memory
 ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench, make grid) or the ladder
 VENV   := .venv
 PY     := $(VENV)/bin/python#  `make test PY=python3` uses an environment of your own: nothing is installed
 
 TORCH := $(strip $(TORCH))
+CUDA  := $(CUDA)#  before GPUREDUCE_CUDA, which it asks for, is set
 export GPUREDUCE_CUDA := $(if $(filter 0 OFF off NO no FALSE false N n,$(CUDA)),0,1)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
@@ -41,9 +43,10 @@ help:
 	@echo 'make test-wheels  try them with each of TORCHES, in new environments without a compiler'
 	@echo 'make clean   remove what was built; .venv stays'
 	@echo
-	@echo 'TORCH=$(TORCH) another torch (2.11.0 to 2.15.0)   CUDA=0 the CPU alone   PYTHON=$(strip $(PYTHON)) for a new .venv'
+	@echo 'TORCH=$(TORCH) another torch (2.11.0 to 2.15.0)   PYTHON=$(strip $(PYTHON)) for a new .venv'
+	@echo 'CUDA=0 the CPU alone, the default without an NVIDIA GPU; CUDA=1 the kernels for GPUs, too   JOBS=4 four processes test'
 	@echo 'TORCHES="$(strip $(TORCHES))" the torches of make wheels and make test-wheels'
-	@echo 'TORCH_INDEX=URL where pip also looks for torch: with CUDA=0 it takes a wheel without CUDA, where it finds one'
+	@echo 'TORCH_INDEX=URL where pip also looks for torch: without CUDA it takes a wheel that has none, where it finds one'
 	@echo 'VERBOSE=1 every command of the compiler'
 	@echo 'PY=python3 an environment of your own: it must have torch, ninja, setuptools and pytest; nothing is installed'
 
@@ -77,7 +80,7 @@ $(GOT): $(VENV)/.python pyproject.toml
 	@touch $@
 
 $(VENV)/.toolkit-%: $(GOT) tools/toolkit.py
-	@if [ $(GPUREDUCE_CUDA) = 0 ]; then echo '==> CUDA=0: no toolkit is needed'; else $(PY) tools/toolkit.py; fi
+	@[ $(GPUREDUCE_CUDA) = 0 ] || $(PY) tools/toolkit.py
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.python pyproject.toml
@@ -99,7 +102,7 @@ build/settings: FORCE
 
 torch_reduce/_build.json: $(READY) build/settings setup.py $(shell find csrc tools/clang) torch_reduce/ladder/_lessons.py tools/toolkit.py
 	@command -v $${CXX:-c++} > /dev/null || { echo 'No C++ compiler: on Debian and Ubuntu, run `apt install g++`.'; exit 1; }
-	@echo '==> building the libraries in torch_reduce/'
+	@echo '==> building the libraries in torch_reduce/$(if $(filter GPU,$(CUDA)), for the CPU alone: no NVIDIA GPU is here (CUDA=1 compiles for GPUs all the same))'
 	@$(PY) setup.py --quiet build_ext --inplace
 
 build: torch_reduce/_build.json

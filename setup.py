@@ -107,9 +107,18 @@ HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/="]
 CXX_FLAGS = ["-O2", "-g0", "-Wall", "-fwrapv", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 # Host code takes about as long with -Os, and a third less space. What every plain sum runs through keeps -O2.
 BUILT_FOR_SPEED = ("cuda", "ops", "results", "threads")
-BUILT_FOR_SIZE = [f"torch/{path.stem}" for path in sorted((ROOT / "csrc/torch").glob("*.cpp"))]
-BUILT_FOR_SIZE = [name for name in BUILT_FOR_SIZE if name.removeprefix("torch/") not in BUILT_FOR_SPEED]
-BUILT_FOR_SIZE.append("ladder/ops")
+# The files of a line are compiled as one, since torch's headers take most of a file's time. So no name of theirs may mean
+# two things. All others are built for size, too, each alone.
+TOGETHER = (
+    ("autograd", "gradient", "applied"),
+    ("rows", "row_steps", "losses"),
+    ("segment", "segment_softmax", "foreach"),
+    ("indexed", "index", "gathered", "numbered"),
+    ("exact", "exact_segment", "exponents"),
+    ("weighted", "variance", "norm"),
+    ("replace", "replace_indexed", "layouts"),
+    ("family", "table", "inspect", "ranks", "nodes", "errors"),
+)
 # -Os: the host's code, which runs once a launch, takes as long as with -O2, and is a quarter smaller; device code does
 # not differ.
 NVCC_FLAGS = ["--fmad=false", "--ftz=false", "-Xfatbin=-compress-all", "-Xcompiler=" + ",".join(["-Os", *HOST_FLAGS])]
@@ -156,7 +165,8 @@ def run_ninja(command, **options):
     """
     if command[:2] == ["ninja", "-v"]:
         rules = Path(options["cwd"], "build.ninja")
-        small = rf"^(build .*: compile {re.escape(SOURCE)}/csrc/(?:{'|'.join(BUILT_FOR_SIZE)})\.cpp)$"
+        files = rf"csrc/torch/(?!(?:{'|'.join(BUILT_FOR_SPEED)})\.)\w+|csrc/ladder/ops|{BUILD}/{CORE_TEMP}/glue_\w+"
+        small = rf"^(build .*: compile {re.escape(SOURCE)}/(?:{files})\.cpp)$"
         text = re.sub(small, r"\1\n  post_cflags = $post_cflags -Os", rules.read_text(), flags=re.MULTILINE)
         if not os.environ.get("VERBOSE"):
             command = ["ninja", *command[2:]]
@@ -268,6 +278,17 @@ def sources():
     return core, glue
 
 
+def glue_units(glue):
+    """{a source that setup.py makes: the files that it includes}, for the lines of TOGETHER."""
+    lines = ([f"csrc/torch/{name}.cpp" for name in names if f"csrc/torch/{name}.cpp" in glue] for names in TOGETHER)
+    return {f"{BUILD}/{CORE_TEMP}/glue_{Path(files[0]).name}": files for files in lines if len(files) > 1}
+
+
+def write_glue_units():
+    for unit, files in glue_units(sources()[1]).items():
+        write(unit, "".join(f'#include "{SOURCE}/{file}"\n' for file in files))
+
+
 def extension(name, sources, temp, flags, links, headers=(), folders=(), cuda=True):
     """A library; `temp` is a folder for its objects. Each torch has its own, so objects are never mixed."""
     toolkit = ("cuda", False) if cuda and CUDA_HOME else None  # False: without torch's own folders
@@ -291,6 +312,8 @@ def extension(name, sources, temp, flags, links, headers=(), folders=(), cuda=Tr
 def extensions():
     """The core, and for each torch its glue and its entry."""
     core, glue = sources()
+    units = glue_units(glue)
+    glue = glue.difference(*units.values()).union(units)
     made = [extension(CORE, core, CORE_TEMP, ["-std=c++17"], links=[f"-Wl,-soname,{CORE}.so"])]
     for release in RELEASES:
         ours = release == RELEASE and not torches.CROSS
@@ -403,6 +426,7 @@ class Build(cpp_extension.BuildExtension):
         wait_for_others()
         write_ladder_lessons()
         write_plan_data()
+        write_glue_units()
         # Clang's `#pragma omp` calls another OpenMP than torch's, so tools/clang has a parallel_for without it.
         clang = "__clang__" in output(*cxx, "-dM", "-E", "-x", "c++", os.devnull)
         if not clang:

@@ -755,10 +755,11 @@ def test_cuda_is_left_out(monkeypatch):
 
 
 class Pip:
-    """Stands for pip in tools/install_torch.py: an index has some wheels."""
+    """Stands for pip in tools/install_torch.py: an index has some wheels. PyTorch's own index `answers` or not."""
 
-    def __init__(self, monkeypatch, there, *wheels):
+    def __init__(self, monkeypatch, there, *wheels, answers=False):
         self.there, self.wheels, self.commands = there, wheels, []
+        monkeypatch.setattr(install_torch, "answers", lambda index: answers)
         monkeypatch.setattr(install_torch.subprocess, "run", self)
         monkeypatch.setattr(install_torch.importlib.metadata, "version", self.version)
 
@@ -794,10 +795,18 @@ def test_which_torch_is_installed(there, cpu, wheels, commands, monkeypatch, cap
     install_torch.install("2.11.0", cpu, None, [])
     assert [" ".join(command) for command in pip.commands] == commands
     assert ("TORCH_INDEX=URL" in capsys.readouterr().out) == (len(commands) == 2 and cpu)
+
+    def with_index(url):
+        more = f"install --extra-index-url {url} --group test torch"
+        return [line.replace("install torch", more) for line in commands]
+
     pip = Pip(monkeypatch, there, *wheels)
     install_torch.install("2.11.0", cpu, "https://index", ["--group", "test"])
-    more = "install --extra-index-url https://index --group test torch"
-    assert [" ".join(command) for command in pip.commands] == [line.replace("install torch", more) for line in commands]
+    assert [" ".join(command) for command in pip.commands] == with_index("https://index")
+    pip = Pip(monkeypatch, there, *wheels, answers=True)
+    install_torch.install("2.11.0", cpu, None, ["--group", "test"])
+    fetched = commands[0].endswith("+cpu")
+    assert ([" ".join(command) for command in pip.commands] == with_index(install_torch.PYTORCH)) == fetched
 
 
 def test_no_torch_to_install(monkeypatch):
@@ -810,16 +819,28 @@ def test_no_torch_to_install(monkeypatch):
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_without_cuda(tmp_path):
-    """make takes CUDA=0, GPUREDUCE_CUDA=0 and torch's USE_CUDA=0, and hands TORCH_INDEX on; its help names it."""
+    """make takes CUDA=0, GPUREDUCE_CUDA=0 and torch's USE_CUDA=0, and hands TORCH_INDEX on; its help names it.
+
+    Where none is given and there is no GPU, it leaves CUDA out, and says so. Wheels have it all the same."""
+
+    def said(goal, *settings, gpus="/dev/nvidia0", **env):
+        names = ("CUDA", "GPUREDUCE_CUDA", "USE_CUDA", "TORCH_INDEX", "TORCH_CUDA_ARCH_LIST")
+        env = {name: value for name, value in os.environ.items() if name not in names} | env
+        command = ["make", "--dry-run", goal, f"VENV={tmp_path}/venv", "TORCH=2.11.0", f"GPUS={gpus}", *settings]
+        said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=True).stdout
+        return said.replace("\\\n", "")
 
     def dry(*settings, **env):
-        names = ("CUDA", "GPUREDUCE_CUDA", "USE_CUDA", "TORCH_INDEX")
-        env = {name: value for name, value in os.environ.items() if name not in names} | env
-        command = ["make", "--dry-run", "build", f"VENV={tmp_path}/venv", "TORCH=2.11.0", *settings]
-        said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=True).stdout
-        return re.search(r"tools/install_torch.py (.*?)--group", said.replace("\\\n", ""), re.DOTALL)[1].split()
+        return re.search(r"tools/install_torch.py (.*?)--group", said("build", *settings, **env))[1].split()
 
     assert dry() == dry(USE_CUDA="0", GPUREDUCE_CUDA="1") == dry("CUDA=1", USE_CUDA="0") == ["2.11.0"]
+    assert dry(gpus="") == ["2.11.0", "--cpu"]
+    assert dry("CUDA=1", gpus="") == dry(gpus="", TORCH_CUDA_ARCH_LIST="9.0") == ["2.11.0"]
+    note = "for the CPU alone: no NVIDIA GPU is here (CUDA=1"
+    assert note in said("test", gpus="") and note not in said("test", "CUDA=0", gpus="") + said("test")
+    assert said("wheels", gpus="").count("tools/wheels.py build") == 2
+    assert said("wheels", "CUDA=0").count("tools/wheels.py build") == 1
+    assert "-n auto" in said("test", gpus="") and "-n" not in said("test").split("-m pytest")[1].split("\n")[0].split()
     assert dry("CUDA=0") == dry(GPUREDUCE_CUDA="0") == dry(USE_CUDA="0") == dry(USE_CUDA="OFF") == ["2.11.0", "--cpu"]
     index = ["2.11.0", "--cpu", "--index", "https://index"]
     assert dry("CUDA=0", "TORCH_INDEX=https://index") == dry("CUDA=0", TORCH_INDEX="https://index") == index

@@ -4,23 +4,38 @@
     python tools/install_torch.py 2.11.0 --cpu --index https://download.pytorch.org/whl/cpu
 
 With --cpu it takes torch's wheel without CUDA, a fraction of the size, where an index has one, and else the usual one.
-What it does not know, such as --group, goes to `pip install`.
+Without --index it also looks in PyTorch's own index then, if that answers. What it does not know, such as --group, goes
+to `pip install`.
 """
 
 import argparse
 import importlib.metadata
 import subprocess
 import sys
+import urllib.request
+
+PYTORCH = "https://download.pytorch.org/whl/cpu"
+
+
+def answers(index):
+    """Whether an index is there: pip would try a missing one again and again, for minutes."""
+    try:
+        urllib.request.urlopen(f"{index}/torch/", timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def install(version, cpu, index, more):
     """Runs pip until it has installed a torch that serves."""
     pip = [sys.executable, "-m", "pip"]
-    get = [*pip, "install", *(["--extra-index-url", index] if index else []), *more]
     try:
         there = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         there = ""
+    if cpu and not index and there.partition("+")[0] != version and answers(PYTORCH):
+        index = PYTORCH
+    get = [*pip, "install", *(["--extra-index-url", index] if index else []), *more]
     if there.endswith("+cpu") and not cpu:  # which pip would take for the one with CUDA
         subprocess.run([*pip, "uninstall", "--yes", "torch"], check=True)
     if cpu and there.partition("+")[0] != version:
@@ -28,7 +43,7 @@ def install(version, cpu, index, more):
             return
         print(
             f"No index of pip has torch {version}+cpu: taking the usual wheel, which may bring CUDA, of 5 GB. "
-            "`TORCH_INDEX=URL make test CUDA=0` names an index that has one.",
+            "`make test TORCH_INDEX=URL` names an index that has one.",
             flush=True,
         )
     subprocess.run([*get, f"torch=={version}"], check=True)

@@ -142,7 +142,7 @@ def all(input=None, dim=None, keepdim=False, *, out=None, **others):
     Args and errors: as for :func:`any`.
 
     Returns:
-        As :func:`any`; True of no elements.
+        As :func:`any`. Over no elements the result is True.
 
     >>> torch_reduce.all(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), dim=1)
     tensor([ True, False])

@@ -60,7 +60,7 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
         exact: whether the result is correctly rounded: the number of its dtype that is nearest to the exact sum, ties
             to even. docs/exact.md says what that costs.
 
-    An argument's default means that it was not given: ``keepdim`` and ``out`` need no ``dim`` beside them. NumPy's
+    An argument with its default value counts as not given: ``keepdim`` and ``out`` need no ``dim`` beside them. NumPy's
     names are taken, too, as :func:`torch.sum` takes them: ``axis`` for ``dim``, ``keepdims`` for ``keepdim``, and
     ``a``, ``x`` and ``x1`` for ``input``.
 
@@ -193,7 +193,7 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
         exact: whether the result is correctly rounded, for ``ord`` 2 alone: the number of its dtype that is nearest to
             the root of the exact sum of squares, ties to even. docs/exact.md says what that costs.
 
-    An argument's default means that it was not given: ``keepdim`` and ``out`` need no ``dim`` beside them.
+    An argument with its default value counts as not given: ``keepdim`` and ``out`` need no ``dim`` beside them.
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions. It is real: its dtype is ``dtype`` or

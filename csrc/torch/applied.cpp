@@ -169,7 +169,7 @@ void scale_meta(at::TensorList, const Tensor&) {}
 // --- derivatives of formulas ----------------------------------------------------------------------------------------------
 
 // The facts that a formula's derivatives need besides its tensors.
-struct Saved {
+struct ApplyFacts {
   int64_t formula = 0;
   c10::SymInt count = 1;
   double correction = 0;
@@ -191,7 +191,7 @@ using Numbers = std::array<Tensor, 1 + kOthers>;
 
 // The derivative of y by operand i, from differentiable torch operators on the operands, which have one dtype. Its shape
 // broadcasts to the elements' shape. Undefined if it is 0.
-Tensor derivative(Formula formula, const Numbers& x, int i, const Saved& saved) {
+Tensor derivative(Formula formula, const Numbers& x, int i, const ApplyFacts& saved) {
   const at::ScalarType dtype = x[0].scalar_type();
   const auto times = [](const Tensor& a, const Tensor& b) { return b.defined() ? a * b : a; };
   const auto without_grad = [&] { return apply(formula, x[0], {{}, x[2], x[3], saved.count, saved.correction}, dtype); };
@@ -302,12 +302,12 @@ Numbers numbers_of(Formula formula, const std::array<Tensor, 1 + kOthers>& kept)
   return x;
 }
 
-struct Rule : RuleOf<Saved> {
+struct ApplyRule : RuleOf<ApplyFacts> {
   static constexpr std::array<bool, 1 + kOthers> kKept = {false, false, false, false};
 
   static std::string name() { return "gpureduce_apply_backward"; }
 
-  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<Tensor, 1 + kOthers>& kept) {
+  static variable_list gradients(variable_list grads, const ApplyFacts& saved, const std::array<Tensor, 1 + kOthers>& kept) {
     variable_list found(1 + kOthers);
     if (!grads[0].defined()) return found;
     const Formula formula = static_cast<Formula>(saved.formula);
@@ -339,7 +339,7 @@ struct Rule : RuleOf<Saved> {
 };
 
 // The change of the result by the tangents of its operands.
-Tensor tangent(const Saved& saved, const std::array<Tensor, 1 + kOthers>& given) {
+Tensor tangent(const ApplyFacts& saved, const std::array<Tensor, 1 + kOthers>& given) {
   const Formula formula = static_cast<Formula>(saved.formula);
   if (formula == Formula::added) {
     const auto change = [&](int i) {
@@ -367,16 +367,16 @@ Tensor tangent(const Saved& saved, const std::array<Tensor, 1 + kOthers>& given)
   return change;
 }
 
-Tensor differentiable(c10::DispatchKeySet keys, const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result,
+Tensor differentiable_apply(c10::DispatchKeySet keys, const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result,
                       const OptionalTensor& more, std::string_view name, c10::SymInt count, double correction,
                       at::ScalarType dtype) {
   const std::array<Tensor, 1 + kOthers> given{self, tensor_of(grad), tensor_of(result), tensor_of(more)};
   const bool linear = formula_of(name) == Formula::added;  // then x and g are not kept, and may be written
   const auto saved = [&] {
-    return Saved{static_cast<int64_t>(formula_of(name)), count, correction, self.scalar_type(),
+    return ApplyFacts{static_cast<int64_t>(formula_of(name)), count, correction, self.scalar_type(),
                  given[1].defined() ? given[1].scalar_type() : at::kFloat};
   };
-  return with_derivatives<Rule>(
+  return with_derivatives<ApplyRule>(
       given,
       [&] {
         return applied().redispatch(keys & c10::after_autograd_keyset, self, grad, result, more, name, count, correction,
@@ -460,7 +460,7 @@ Tensor compared(const Tensor& self) {
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-  define_operator<compute, compute_meta, differentiable, batched>(
+  define_operator<compute, compute_meta, differentiable_apply, batched>(
       m,
       "_apply(Tensor self, Tensor? grad, Tensor? result, Tensor? more, str formula, SymInt count, float correction, "
       "ScalarType dtype) -> Tensor");

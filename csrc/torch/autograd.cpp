@@ -14,7 +14,7 @@ namespace {
 using Sizes = std::vector<c10::SymInt>;
 
 // The facts about the input that a backward pass needs. A sum's pass needs no tensors.
-struct Saved {
+struct TableFacts {
   Sizes sizes;
   Dims dims;
   bool keepdim = false;
@@ -96,7 +96,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& self, const at:
 }
 
 template <Operation op>
-variable_list backward_of(const at::Tensor& grad, const Saved& input, const at::Tensor& self, const at::Tensor& norm) {
+variable_list backward_of(const at::Tensor& grad, const TableFacts& input, const at::Tensor& self, const at::Tensor& norm) {
   if (!grad.defined() || op == Operation::_norm_0) return {at::Tensor()};
   const at::Tensor all = info(op).keeps_result() ? with_reduced_dims(norm, input.dims, input.keepdim) : norm;
   return {gradient_of<op>(with_reduced_dims(grad, input.dims, input.keepdim), self, all, input.dims, input.dtype)};
@@ -120,7 +120,7 @@ at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& self, const a
 // The gradient of the input: an expanded view of the gradient of the result. Division and conversion come before the expand,
 // while the gradient is small.
 template <Operation op>
-variable_list backward(at::Tensor grad, const Saved& input) {
+variable_list backward(at::Tensor grad, const TableFacts& input) {
   if (!grad.defined()) return {at::Tensor()};
   if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
   if constexpr (info(op).finish == Finish::quotient) {
@@ -152,7 +152,7 @@ OptionalDtype kept_dtype(at::ScalarType input, OptionalDtype dtype) {
 
 // `wide`: the pass keeps a wider result than the operator's own.
 template <Operation op, bool exact, bool wide = false>
-struct Rule : RuleOf<Saved> {
+struct TableRule : RuleOf<TableFacts> {
   static constexpr bool kKeeps = info(op).keeps_input();
   static constexpr auto kKept = [] {
     if constexpr (kKeeps) return std::array<bool, 2>{false, !wide};  // the input, and the result if needed
@@ -162,7 +162,7 @@ struct Rule : RuleOf<Saved> {
   static std::string name() { return std::string("gpureduce_") + operator_name<op, exact>() + "_backward"; }
 
   template <class Tensors>
-  static variable_list gradients(variable_list grads, const Saved& input, const Tensors& kept) {
+  static variable_list gradients(variable_list grads, const TableFacts& input, const Tensors& kept) {
     if constexpr (kKeeps) return backward_of<op>(grads[0], input, kept[0], kept[1]);
     else return backward<op>(std::move(grads[0]), input);
   }
@@ -176,7 +176,7 @@ at::Tensor differentiable(c10::DispatchKeySet keys, const at::Tensor& self, Opti
   return with_derivatives<Rule>(
       std::tie(self),
       [&] { return functional<op, exact>().redispatch(keys & c10::after_autograd_keyset, self, dim, keepdim, dtype); },
-      [&] { return Saved{self.sym_sizes().vec(), dims(), keepdim, self.scalar_type()}; },
+      [&] { return TableFacts{self.sym_sizes().vec(), dims(), keepdim, self.scalar_type()}; },
       [&](const at::Tensor& result) {
         if constexpr (info(op).keeps_input())
           return std::array{self, !info(op).keeps_result() ? at::Tensor() : wide.defined() ? wide : result};
@@ -200,11 +200,11 @@ at::Tensor reduce(c10::DispatchKeySet keys, const at::Tensor& self, OptionalDims
     if (const OptionalDtype wide = kept_dtype<op>(self.scalar_type(), dtype)) {
       const at::Tensor result = functional<op, exact>().call(self, dim, keepdim, wide);
       if constexpr (exact)  // rounded from `wide` it would be rounded twice
-        return differentiable<Rule<op, exact, true>, op, exact>(keys, self, dim, keepdim, dtype, result);
+        return differentiable<TableRule<op, exact, true>, op, exact>(keys, self, dim, keepdim, dtype, result);
       else return rounded(result, result_type(op, self.scalar_type(), dtype));
     }
   }
-  return differentiable<Rule<op, exact>, op, exact>(keys, self, dim, keepdim, dtype, {});
+  return differentiable<TableRule<op, exact>, op, exact>(keys, self, dim, keepdim, dtype, {});
 }
 
 }  // namespace

@@ -263,7 +263,7 @@ Tensor dots(const Tensor& data, const Tensor& grad, const Edges& forward, const 
 }
 
 // The facts that a backward pass needs.
-struct Saved {
+struct GatherFacts {
   c10::SymInt size;  // of the data's dim
   int64_t dim = 0;
   at::ScalarType dtype = at::kFloat, weight_dtype = at::kFloat;
@@ -299,18 +299,18 @@ Tensor shares(const Tensor& data, const Tensor& grad, const Tensor& result, cons
 }
 
 template <Operation op>
-struct Rule : RuleOf<Saved> {
+struct GatherRule : RuleOf<GatherFacts> {
   static constexpr std::array<bool, 9> kKept = {false, false, false, false, false, false, false, false, true};
 
   static std::string name() { return std::string("gpureduce") + kName<op> + "_backward"; }
 
-  static Saved asked(Saved saved, torch::autograd::Node& node) {
+  static GatherFacts asked(GatherFacts saved, torch::autograd::Node& node) {
     saved.needs_data = saved.needs_data && node.task_should_compute_output(0);
     saved.needs_weight = saved.needs_weight && node.task_should_compute_output(1);
     return saved;
   }
 
-  static variable_list gradients(variable_list grads, const Saved& saved, const Kept& kept) {
+  static variable_list gradients(variable_list grads, const GatherFacts& saved, const Kept& kept) {
     variable_list result(2);
     Tensor grad = std::move(grads[0]);
     if (!grad.defined()) return result;
@@ -359,7 +359,7 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& data, const
   const Edges back{tensor_of(back_rows), tensor_of(back_offsets), tensor_of(back_edges)};
   const bool extreme = op == Operation::_amax || op == Operation::_amin;
   const bool needs_weight = weight.defined() && weight.requires_grad();
-  return with_derivatives<Rule<op>>(
+  return with_derivatives<GatherRule<op>>(
       std::tie(data, weight),
       [&] {
         return gather<op>().redispatch(keys & c10::after_autograd_keyset, data, rows, offsets, weights, edges, back_rows,
@@ -367,7 +367,7 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& data, const
       },
       [&] {
         const int64_t d = at::maybe_wrap_dim(dim, data.dim());
-        return Saved{data.sym_size(d),     d,
+        return GatherFacts{data.sym_size(d),     d,
                      data.scalar_type(),   weight.defined() ? weight.scalar_type() : at::kFloat,
                      data.requires_grad(), needs_weight};
       },

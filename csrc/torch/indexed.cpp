@@ -298,7 +298,7 @@ Tensor rows_of(const Tensor& table, const Tensor& rows, int64_t dim) {
 
 Tensor embedding_rows(const Tensor& table, const Tensor& rows, SymInt, int64_t dim) { return rows_of(table, rows, dim); }
 
-struct Facts {
+struct EmbeddingFacts {
   SymInt size, padding;
   int64_t dim = 0;
   at::ScalarType dtype = at::kFloat;
@@ -313,13 +313,13 @@ struct Facts {
   }
 };
 
-struct EmbeddingRule : RuleOf<Facts> {
+struct EmbeddingRule : RuleOf<EmbeddingFacts> {
   static constexpr std::array<bool, 1> kKept = {false};  // the rows
 
   static std::string name() { return "gpureduce_embedding_backward"; }
 
   // Entries of `padding` are sorted behind all rows, where nobody reads them.
-  static variable_list gradients(variable_list grads, const Facts& facts, const std::array<Tensor, 1>& kept) {
+  static variable_list gradients(variable_list grads, const EmbeddingFacts& facts, const std::array<Tensor, 1>& kept) {
     if (!grads[0].defined()) return {Tensor()};
     const auto [order, offsets] = plan_of(at::where(kept[0].eq(facts.padding), facts.size, kept[0]), facts.size + 1);
     return {along(grads[0], {}, {order, offsets.slice_symint(0, 0, facts.size + 1), {}}, {}, facts.dim, facts.dtype)};
@@ -333,7 +333,7 @@ Tensor embedding_differentiable(c10::DispatchKeySet keys, const Tensor& table, c
       [&] { return padded_embedding().redispatch(keys & c10::after_autograd_keyset, table, rows, padding, dim); },
       [&] {
         const int64_t d = at::maybe_wrap_dim(dim, table.dim());
-        return Facts{table.sym_size(d), padding, d, table.scalar_type()};
+        return EmbeddingFacts{table.sym_size(d), padding, d, table.scalar_type()};
       },
       [&](const Tensor&) { return std::array{rows}; },
       [&](const Tensor&) { return rows_of(table._fw_grad(/*level=*/0), rows, dim); });

@@ -126,7 +126,7 @@ Tensor row_step(const Tensor& x, std::string_view step, std::string_view functio
   return y;
 }
 
-std::tuple<Tensor, Tensor> finish_rows_meta(const Tensor& sum, const OptionalTensor&, std::string_view, int64_t, double,
+std::tuple<Tensor, Tensor> finish_sums_meta(const Tensor& sum, const OptionalTensor&, std::string_view, int64_t, double,
                                             at::ScalarType dtype) {
   const auto empty = [&] { return at::empty_symint(sum.sym_sizes(), sum.options().dtype(dtype)); };
   return {empty(), empty()};
@@ -134,10 +134,10 @@ std::tuple<Tensor, Tensor> finish_rows_meta(const Tensor& sum, const OptionalTen
 
 // The numbers of rows of `length` elements from their sums: mean and r, m and 1 / S or log(S), or the shares of a backward
 // pass.
-std::tuple<Tensor, Tensor> finish_rows(const Tensor& sum, const OptionalTensor& other, std::string_view function,
+std::tuple<Tensor, Tensor> finish_sums(const Tensor& sum, const OptionalTensor& other, std::string_view function,
                                        int64_t length, double eps, at::ScalarType dtype) {
   check_computed("_finish_rows", dtype);
-  const auto results = finish_rows_meta(sum, other, function, length, eps, dtype);
+  const auto results = finish_sums_meta(sum, other, function, length, eps, dtype);
   RowFinishCall call{};
   call.function = named<RowFunction>(function, kFunctions, "_finish_rows", "function");
   const at::ScalarType given = call.function == RowFunction::layer_norm ? at::kDouble : dtype;
@@ -166,6 +166,6 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       "_row_step(Tensor x, str step, str function, int[] dims, Tensor? grad=None, Tensor? weight=None, Tensor? bias=None, "
       "Tensor? target=None, Tensor? mean=None, Tensor? r=None, Tensor? first_share=None, Tensor? share=None, *, ScalarType "
       "computed, ScalarType dtype) -> Tensor");
-  define_operator<rows::finish_rows, rows::finish_rows_meta>(
+  define_operator<rows::finish_sums, rows::finish_sums_meta>(
       m, "_finish_rows(Tensor sum, Tensor? other, str function, int length, float eps, ScalarType dtype) -> (Tensor, Tensor)");
 }

@@ -333,7 +333,7 @@ namespace {
 // --- gradients --------------------------------------------------------------------------------------------------------------
 
 // The facts that a backward pass needs.
-struct Saved {
+struct SegmentFacts {
   c10::SymInt size;
   int64_t dim = 0;
   at::ScalarType dtype = at::kFloat;
@@ -347,9 +347,9 @@ struct Saved {
   }
 };
 
-Saved saved_of(const at::Tensor& input, int64_t dim, at::ScalarType dtype) {
+SegmentFacts saved_of(const at::Tensor& input, int64_t dim, at::ScalarType dtype) {
   const int64_t d = at::maybe_wrap_dim(dim, input.dim());
-  return Saved{input.sym_size(d), d, dtype};
+  return SegmentFacts{input.sym_size(d), d, dtype};
 }
 
 at::Tensor to_dtype(at::Tensor grad, at::ScalarType dtype) { return grad.scalar_type() == dtype ? grad : grad.to(dtype); }
@@ -367,7 +367,7 @@ namespace {
 
 // The gradient of a sum or a mean.
 template <Operation op>
-at::Tensor linear_gradient(at::Tensor grad, const at::Tensor& offsets, const Saved& input) {
+at::Tensor linear_gradient(at::Tensor grad, const at::Tensor& offsets, const SegmentFacts& input) {
   if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
   if constexpr (op == Operation::mean) grad = over_lengths(grad, offsets, input.dim, input.dtype);
   return call_segment_spread(to_dtype(std::move(grad), input.dtype), offsets, input.size, input.dim);
@@ -410,7 +410,7 @@ at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& data, const a
 }
 
 template <Operation op, bool exact>
-struct Rule : RuleOf<Saved> {
+struct SegmentRule : RuleOf<SegmentFacts> {
   static constexpr bool kKeeps = info(op).keeps_input();
   static constexpr auto kKept = [] {
     if constexpr (kKeeps) return std::array<bool, 3>{false, false, true};  // offsets, data, and the result if needed
@@ -420,7 +420,7 @@ struct Rule : RuleOf<Saved> {
   static std::string name() { return std::string("gpureduce_") + (exact ? "exact_" : "") + kTitle<op, exact> + "_backward"; }
 
   template <class Tensors>
-  static variable_list gradients(variable_list grads, const Saved& input, const Tensors& kept) {
+  static variable_list gradients(variable_list grads, const SegmentFacts& input, const Tensors& kept) {
     if (!grads[0].defined()) return variable_list(2);
     if constexpr (kKeeps) return {gradient_of<op>(grads[0], kept[1], kept[2], kept[0], input.dim, input.dtype), at::Tensor()};
     else return {linear_gradient<op>(std::move(grads[0]), kept[0], input), at::Tensor()};
@@ -435,7 +435,7 @@ at::Tensor reduce_differentiable(c10::DispatchKeySet keys, const at::Tensor& dat
     if (is_tracked(data) && c10::elementSize(type) == 2)
       return rounded(over_segments<op>().call(data, offsets, dim, at::kDouble), type);
   }
-  return with_derivatives<Rule<op, exact>>(
+  return with_derivatives<SegmentRule<op, exact>>(
       std::tie(data, offsets),
       [&] { return over_segments<op, exact>().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
       [&] { return saved_of(data, dim, data.scalar_type()); },
@@ -451,12 +451,12 @@ at::Tensor reduce_differentiable(c10::DispatchKeySet keys, const at::Tensor& dat
       });
 }
 
-struct SpreadRule : RuleOf<Saved> {
+struct SpreadRule : RuleOf<SegmentFacts> {
   static constexpr std::array<bool, 1> kKept = {false};  // the offsets
 
   static std::string name() { return "gpureduce_segment_spread_backward"; }
 
-  static variable_list gradients(variable_list grads, const Saved& input, const std::array<at::Tensor, 1>& kept) {
+  static variable_list gradients(variable_list grads, const SegmentFacts& input, const std::array<at::Tensor, 1>& kept) {
     if (!grads[0].defined()) return variable_list(2);
     return {call_segment_sum(grads[0], kept[0], input.dim, input.dtype), at::Tensor()};
   }
@@ -543,12 +543,12 @@ at::Tensor products_without(const at::Tensor& x, const at::Tensor& w, const at::
   return at::where(inside, found, at::zeros_like(found));
 }
 
-struct ProdBackwardRule : RuleOf<Saved> {
+struct ProdBackwardRule : RuleOf<SegmentFacts> {
   static constexpr std::array<bool, 3> kKept = {false, false, false};  // grad, data, offsets
 
   static std::string name() { return "gpureduce_segment_prod_backward_backward"; }
 
-  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<at::Tensor, 3>& kept) {
+  static variable_list gradients(variable_list grads, const SegmentFacts& saved, const std::array<at::Tensor, 3>& kept) {
     if (!grads[0].defined()) return variable_list(3);
     const auto& [grad, data, offsets] = kept;
     const at::Tensor given = grads[0].to(at::kDouble), wide = grad.to(at::kDouble), x = data.to(at::kDouble);

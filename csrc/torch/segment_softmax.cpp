@@ -87,7 +87,7 @@ Tensor backward(const Tensor& grad, const Tensor& result, const Tensor& offsets,
 
 // --- derivatives ------------------------------------------------------------------------------------------------------------
 
-struct Facts {
+struct SegmentSoftmaxFacts {
   int64_t dim = 0;
   at::ScalarType dtype = at::kFloat;  // of the data
 
@@ -98,12 +98,12 @@ struct Facts {
   }
 };
 
-struct Rule : RuleOf<Facts> {
+struct SegmentSoftmaxRule : RuleOf<SegmentSoftmaxFacts> {
   static constexpr std::array<bool, 2> kKept = {true, false};  // the result, and the offsets
 
   static std::string name() { return "gpureduce_segment_softmax_backward"; }
 
-  static variable_list gradients(variable_list grads, const Facts& facts, const std::array<Tensor, 2>& kept) {
+  static variable_list gradients(variable_list grads, const SegmentSoftmaxFacts& facts, const std::array<Tensor, 2>& kept) {
     if (!grads[0].defined()) return variable_list(2);
     return {backward_operator().call(grads[0], kept[0], kept[1], facts.dim, facts.dtype), Tensor()};
   }
@@ -111,10 +111,10 @@ struct Rule : RuleOf<Facts> {
 
 Tensor softmax_differentiable(c10::DispatchKeySet keys, const Tensor& data, const Tensor& offsets, int64_t dim,
                               OptionalDtype dtype) {
-  return with_derivatives<Rule>(
+  return with_derivatives<SegmentSoftmaxRule>(
       std::tie(data, offsets),
       [&] { return Forward::functional().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
-      [&] { return Facts{dim, data.scalar_type()}; }, [&](const Tensor& result) { return std::array{result, offsets}; },
+      [&] { return SegmentSoftmaxFacts{dim, data.scalar_type()}; }, [&](const Tensor& result) { return std::array{result, offsets}; },
       [&](const Tensor& result) {
         return backward_operator().call(data._fw_grad(/*level=*/0), result, offsets, dim, result.scalar_type());
       });

@@ -97,7 +97,7 @@ Reduction planned(const Tensor& self, OptionalDims dim, bool, OptionalDtype dtyp
 // --- gradients ------------------------------------------------------------------------------------------------------------
 
 // The facts that a backward pass needs besides the input, the mean, and the standard deviation if that is the result.
-struct Saved {
+struct VarianceFacts {
   Dims dims;
   double correction = 1;
   bool root = false, keepdim = false;
@@ -122,20 +122,20 @@ c10::SymInt count_of(const Tensor& self, const Dims& dims) {
 // factor is 2 grad / (n - correction) for a variance; for a deviation it is grad / deviation / (n - correction), or 0 if the
 // deviation is 0. All is in float64, like the results, since differences from a mean far from 0 would lose all digits
 // otherwise. All tensors except the elements have the reduced dims.
-Tensor derivative(const Tensor& self, const Saved& saved, const Tensor& deviation, const Tensor& mean, const Tensor& grad,
+Tensor derivative(const Tensor& self, const VarianceFacts& saved, const Tensor& deviation, const Tensor& mean, const Tensor& grad,
                   const Tensor& share, at::ScalarType dtype) {
   const Tensor part = saved.root ? apply(Formula::ratio, grad, {{}, deviation}, at::kDouble) : 2 * grad.to(at::kDouble);
   const Tensor factor = apply(Formula::quotient, part, {{}, {}, {}, count_of(self, saved.dims), saved.correction}, at::kDouble);
   return apply(Formula::deviation, self, {factor, mean, share}, dtype);
 }
 
-struct Rule : RuleOf<Saved> {
+struct VarianceRule : RuleOf<VarianceFacts> {
   static constexpr std::array<bool, 3> kKept = {false, true, true};  // the input, the deviation if needed, the mean
   static constexpr size_t kResults = 2;
 
   static std::string name() { return "gpureduce_var_mean_backward"; }
 
-  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<Tensor, 3>& kept) {
+  static variable_list gradients(variable_list grads, const VarianceFacts& saved, const std::array<Tensor, 3>& kept) {
     const Tensor& self = kept[0];
     const auto spread = [&](const Tensor& x) { return x.defined() ? with_reduced_dims(x, saved.dims, saved.keepdim) : x; };
     const at::ScalarType dtype = self.scalar_type();
@@ -151,7 +151,7 @@ struct Rule : RuleOf<Saved> {
 };
 
 // The tangents of the results, in float64, from the input's tangent.
-std::array<Tensor, 2> tangents(const Tensor& self, const Saved& saved, const Pair& results) {
+std::array<Tensor, 2> tangents(const Tensor& self, const VarianceFacts& saved, const Pair& results) {
   const Tensor &tangent = self._fw_grad(/*level=*/0), &primal = self._fw_primal(/*level=*/0), wide = tangent.to(at::kDouble);
   const auto spread = [&](const Tensor& x) { return with_reduced_dims(x, saved.dims, saved.keepdim); };
   const Tensor variance = spread(std::get<0>(results)), mean = spread(std::get<1>(results));
@@ -172,8 +172,8 @@ Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, Optiona
       return {rounded(variance, result), rounded(mean, result)};
     }
   }
-  const auto saved = [&] { return Saved{dims_of(reduced_dims(dim, self.dim())), correction, root, keepdim}; };
-  return with_derivatives<Rule>(
+  const auto saved = [&] { return VarianceFacts{dims_of(reduced_dims(dim, self.dim())), correction, root, keepdim}; };
+  return with_derivatives<VarianceRule>(
       std::tie(self),
       [&] {
         return var_mean_operator().redispatch(keys & c10::after_autograd_keyset, self, dim, correction, root, keepdim, dtype);

@@ -165,7 +165,7 @@ Reduction planned(const Tensor& self, const Tensor& weight, OptionalDims dim, bo
 using Sizes = std::vector<c10::SymInt>;
 
 // The facts that a backward pass needs besides the inputs.
-struct Saved {
+struct WeightedFacts {
   Sizes self_sizes, weight_sizes;
   at::ScalarType self_dtype = at::kFloat, weight_dtype = at::kFloat;
   Dims dims;
@@ -205,18 +205,18 @@ Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at:
 }
 
 template <bool exact>
-struct Rule : RuleOf<Saved> {
+struct WeightedRule : RuleOf<WeightedFacts> {
   static constexpr std::array<bool, 2> kKept = {false, false};  // self and weight
 
   static std::string name() { return std::string("gpureduce_") + WeightedSum<exact>::name() + "_backward"; }
 
-  static Saved asked(Saved saved, torch::autograd::Node& node) {
+  static WeightedFacts asked(WeightedFacts saved, torch::autograd::Node& node) {
     saved.needs_self = saved.needs_self && node.task_should_compute_output(0);
     saved.needs_weight = saved.needs_weight && node.task_should_compute_output(1);
     return saved;
   }
 
-  static variable_list gradients(variable_list grads, const Saved& saved, const std::array<Tensor, 2>& kept) {
+  static variable_list gradients(variable_list grads, const WeightedFacts& saved, const std::array<Tensor, 2>& kept) {
     variable_list result(2);
     if (!grads[0].defined()) return result;
     const Tensor grad = with_reduced_dims(grads[0], saved.dims, saved.keepdim);
@@ -247,11 +247,11 @@ Tensor tangent(const Tensor& self, const Tensor& weight, OptionalDims dim, bool 
 template <bool exact>
 Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim,
                              OptionalDtype dtype) {
-  return with_derivatives<Rule<exact>>(
+  return with_derivatives<WeightedRule<exact>>(
       std::tie(self, weight),
       [&] { return operator_of<exact>().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype); },
       [&] {
-        return Saved{self.sym_sizes().vec(),
+        return WeightedFacts{self.sym_sizes().vec(),
                      weight.sym_sizes().vec(),
                      self.scalar_type(),
                      weight.scalar_type(),
