@@ -1,6 +1,7 @@
 """The emulator: rungs on the CPU with a GPU's counters, the faults that it finds, steps, and a learner's own kernel."""
 
 import array
+import functools
 import json
 import math
 import os
@@ -58,6 +59,9 @@ def test_every_kernel_of_the_ladder_is_emulated():
     assert left == {"host_recursive", "engine", "cub", "torch_sum"}
 
 
+emulated = functools.cache(_emulate.emulate)
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
 def test_counters_are_the_gpus(everything, path):
     """Every counter that a profiler has on a GPU, too: within half a percentage point, or half a conflict per warp."""
@@ -65,7 +69,7 @@ def test_counters_are_the_gpus(everything, path):
     compared = 0
     for name in [name for name in RUNGS if name in climb]:  # rungs of today may be newer than the results
         theirs = climb[name]["counters"]
-        mine = _emulate.emulate(name, everything, block=climb[name]["block"]).counters
+        mine = emulated(name, everything, block=climb[name]["block"]).counters
         for counter in ("global load efficiency", "global store efficiency", "branch efficiency", "bank conflicts"):
             if (name, counter) == ("fixed_point", "branch efficiency"):
                 assert counter not in mine  # its atomics are loops on a GPU, which the source does not show

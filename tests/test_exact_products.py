@@ -237,13 +237,12 @@ def test_layouts(name, layout, device):
     view, dims = LAYOUTS[layout](lambda *shape: data(shape, name, 5, device))
     dtype = torch.float32 if name == "int64" else None
     other = data(view.shape, name, 6, device)
-    check(view, other, dims, dtype=dtype)
-    check(view, torch._neg_view(view), dims, keepdim=True, dtype=dtype)
-    check(view, view, dims, dtype=dtype)
+    check(view, torch._neg_view(other), dims, keepdim=True, dtype=dtype)
+    if name == "float32":
+        check(view, view, dims)
     if view.dim() > 1:
         check(view, other.transpose(0, -1).contiguous().transpose(0, -1), dims, dtype=dtype)
     if name != "int64":
-        check_norms(view, dims)
         check_norms(torch._neg_view(view), dims, keepdim=True)
 
 

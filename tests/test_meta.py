@@ -220,7 +220,8 @@ def test_opcheck_of_out(op, name, device):
             inputs = of_numbers(op, x, dim)
             result = op(inputs, dim, keepdim)
             args, named = op.arguments(inputs, dim, keepdim)
-            opcheck(op.operator.out, args, named | dict(out=torch.zeros_like(result)))
+            if name == "float32":
+                opcheck(op.operator.out, args, named | dict(out=torch.zeros_like(result)))
             opcheck(op.operator.out, args, named | dict(out=result.new_zeros((*result.shape, 2))[..., 0]))
 
 

@@ -18,7 +18,7 @@ import torch
 import torch_reduce
 from support import python
 
-PARTS = 8  # of the operators, each in a process of its own
+PARTS = 3  # of the operators, each in a process of its own
 PAIRS = 40  # calls of an operator in which two arguments do not fit
 OPS = torch.ops.gpureduce
 

@@ -295,32 +295,52 @@ def commands():
     return [path.relative_to(ROOT) for path in paths if 'if __name__ == "__main__"' in path.read_text()]
 
 
-def helped(path):
-    """What a command says to --help, and how it ends."""
-    if path.parts[0] == "torch_reduce":
-        return run("-m", ".".join(path.with_suffix("").parts).removesuffix(".__main__"), "--help")
-    return run(ROOT / path, "--help")
+HELPS = """
+import contextlib, io, json, os, runpy, sys
+before, found = list(sys.path), []
+for file, *rest in json.loads(sys.argv[1]):
+    said, status = io.StringIO(), None
+    try:
+        with contextlib.redirect_stdout(said):
+            if file == "-m":
+                sys.argv = rest
+                runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+            else:
+                sys.argv, sys.path[:] = [file, *rest], [os.path.dirname(file), *before]
+                runpy.run_path(file, run_name="__main__")
+    except SystemExit as end:
+        status = end.code
+    found.append((status or 0, said.getvalue()))
+print(json.dumps(found))
+"""
+
+
+def helps(commands):
+    """How each command ends, and what it says to --help: all in one process, as most of them import torch."""
+    result = run("-c", HELPS, json.dumps([[*map(str, command), "--help"] for command in commands]))
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 def test_help_of_every_command():
     """--help says how a command is called, with an example to copy, and does nothing else."""
-    found = commands()
+    found = {}
+    for path in commands():
+        module = ".".join(path.with_suffix("").parts).removesuffix(".__main__")
+        found[path] = ["-m", module] if path.parts[0] == "torch_reduce" else [ROOT / path]
     assert len(found) >= 19
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for path, result in zip(found, pool.map(helped, found), strict=True):
-            assert result.returncode == 0, f"{path}: {result.stdout} {result.stderr}"
-            assert result.stdout.startswith("usage: "), path
-            module = "-m " + str(path.with_suffix("")).replace("/", ".").removesuffix(".__main__")
-            example = module if path.parts[0] == "torch_reduce" else str(path)
-            assert re.search(rf"^ +.*python {re.escape(example)}", result.stdout, re.MULTILINE), f"{path}: no example"
-    tune = run("-m", "torch_reduce", "tune", "--help")
-    assert tune.returncode == 0 and "\npython -m torch_reduce tune" in tune.stdout
+    for path, (status, said) in zip(found, helps(found.values()), strict=True):
+        assert status == 0 and said.startswith("usage: "), f"{path}: {said}"
+        example = " ".join(found[path]) if path.parts[0] == "torch_reduce" else str(path)
+        assert re.search(rf"^ +.*python {re.escape(example)}", said, re.MULTILINE), f"{path}: no example"
 
 
-@pytest.mark.parametrize("action", ["list", "run", "show", "step", "try", "exercise"])
-def test_help_of_the_ladder(action):
-    result = run("-m", "torch_reduce.ladder", action, "--help")
-    assert result.returncode == 0 and f"  python -m torch_reduce.ladder {action} " in result.stdout
+def test_help_of_every_action():
+    """So do the actions of commands that have some."""
+    ladder = [["-m", "torch_reduce.ladder", name] for name in ("list", "run", "show", "step", "try", "exercise")]
+    actions = [*ladder, ["-m", "torch_reduce", "tune"]]
+    for action, (status, said) in zip(actions, helps(actions), strict=True):
+        assert status == 0 and re.search(rf"^ *python {re.escape(' '.join(action))} ", said, re.MULTILINE), said
 
 
 def test_main_fails_when_bits_are_wrong(monkeypatch, capsys):

@@ -112,11 +112,11 @@ def test_columns_of_every_length(name, columns, device):
     check(data((sum(lengths) + 4, columns + 3), name, device=device)[:, 1 : columns + 1], offsets)
 
 
-@pytest.mark.parametrize("columns", [None, 1, 2, 3, 4, 33, 64, 130])
+@pytest.mark.parametrize("columns", [None, 1, 3, 4, 33, 130])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
 def test_exponentials_of_every_length(name, columns, device):
     """Exponentials are of differences from the largest element of the same segment and column, in rows and columns."""
-    lengths = [length for length in LENGTHS if length * (columns or 1) < 200_000]
+    lengths = [length for length in LENGTHS if length * (columns or 1) < 100_000]
     offsets = ends(lengths, first=1, device=device)
     size = sum(lengths) + 4
     make = functools.partial(logits, name=name, device=device)
