@@ -109,7 +109,7 @@ build: torch_reduce/_build.json
 
 # --- use ------------------------------------------------------------------------------------------------------------------
 
-PYTEST = $(PY) -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile)
+PYTEST = $(PY) -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 test: build
 	$(PYTEST) -m 'not docs' $(ARGS)
 

@@ -32,8 +32,13 @@ DOCS = {
 }
 
 
+# Files that take minutes. Where processes share the tests, these begin first, so that none of them is alone at the end.
+SLOW = ["test_inductor.py", "test_emulate.py", "test_exercises.py", "test_operators.py", "test_dtensor.py"]
+
+
 def pytest_collection_modifyitems(items):
-    """Marks them."""
+    """Marks them, and puts slow files first."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
     for item in items:
         if item.path.name in DOCS:
             first = DOCS[item.path.name]
