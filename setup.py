@@ -107,8 +107,8 @@ HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/="]
 CXX_FLAGS = ["-O2", "-g0", "-Wall", "-fwrapv", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 # Host code takes about as long with -Os, and a third less space. What every plain sum runs through keeps -O2.
 BUILT_FOR_SPEED = ("cuda", "ops", "results", "threads")
-# The files of a line are compiled as one, since torch's headers take most of a file's time. So no name of theirs may mean
-# two things. All others are built for size, too, each alone.
+# All others are built for size. The files of a line are compiled as one, since torch's headers take most of a file's
+# time. So no name may mean two things in them.
 TOGETHER = (
     ("autograd", "gradient", "applied"),
     ("rows", "row_steps", "losses"),

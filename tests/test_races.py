@@ -2,7 +2,7 @@
 writes nothing outside of its tensors. The functions run in other processes, where an access outside ends the process or
 is seen.
 
-As a program: runs some functions on a device, each again and again, beside a process that keeps writing to its index."""
+As a program: runs functions on a device, each again and again, beside a process that keeps writing to its index."""
 
 import contextlib
 import multiprocessing

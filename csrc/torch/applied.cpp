@@ -367,14 +367,14 @@ Tensor tangent(const ApplyFacts& saved, const std::array<Tensor, 1 + kOthers>& g
   return change;
 }
 
-Tensor differentiable_apply(c10::DispatchKeySet keys, const Tensor& self, const OptionalTensor& grad, const OptionalTensor& result,
-                      const OptionalTensor& more, std::string_view name, c10::SymInt count, double correction,
-                      at::ScalarType dtype) {
+Tensor differentiable_apply(c10::DispatchKeySet keys, const Tensor& self, const OptionalTensor& grad,
+                            const OptionalTensor& result, const OptionalTensor& more, std::string_view name, c10::SymInt count,
+                            double correction, at::ScalarType dtype) {
   const std::array<Tensor, 1 + kOthers> given{self, tensor_of(grad), tensor_of(result), tensor_of(more)};
   const bool linear = formula_of(name) == Formula::added;  // then x and g are not kept, and may be written
   const auto saved = [&] {
     return ApplyFacts{static_cast<int64_t>(formula_of(name)), count, correction, self.scalar_type(),
-                 given[1].defined() ? given[1].scalar_type() : at::kFloat};
+                      given[1].defined() ? given[1].scalar_type() : at::kFloat};
   };
   return with_derivatives<ApplyRule>(
       given,

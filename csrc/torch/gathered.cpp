@@ -368,8 +368,8 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& data, const
       [&] {
         const int64_t d = at::maybe_wrap_dim(dim, data.dim());
         return GatherFacts{data.sym_size(d),     d,
-                     data.scalar_type(),   weight.defined() ? weight.scalar_type() : at::kFloat,
-                     data.requires_grad(), needs_weight};
+                           data.scalar_type(),   weight.defined() ? weight.scalar_type() : at::kFloat,
+                           data.requires_grad(), needs_weight};
       },
       [&](const Tensor& result) {
         return Kept{extreme || needs_weight ? data : Tensor(),

@@ -114,7 +114,8 @@ Tensor softmax_differentiable(c10::DispatchKeySet keys, const Tensor& data, cons
   return with_derivatives<SegmentSoftmaxRule>(
       std::tie(data, offsets),
       [&] { return Forward::functional().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
-      [&] { return SegmentSoftmaxFacts{dim, data.scalar_type()}; }, [&](const Tensor& result) { return std::array{result, offsets}; },
+      [&] { return SegmentSoftmaxFacts{dim, data.scalar_type()}; },
+      [&](const Tensor& result) { return std::array{result, offsets}; },
       [&](const Tensor& result) {
         return backward_operator().call(data._fw_grad(/*level=*/0), result, offsets, dim, result.scalar_type());
       });

@@ -122,8 +122,8 @@ c10::SymInt count_of(const Tensor& self, const Dims& dims) {
 // factor is 2 grad / (n - correction) for a variance; for a deviation it is grad / deviation / (n - correction), or 0 if the
 // deviation is 0. All is in float64, like the results, since differences from a mean far from 0 would lose all digits
 // otherwise. All tensors except the elements have the reduced dims.
-Tensor derivative(const Tensor& self, const VarianceFacts& saved, const Tensor& deviation, const Tensor& mean, const Tensor& grad,
-                  const Tensor& share, at::ScalarType dtype) {
+Tensor derivative(const Tensor& self, const VarianceFacts& saved, const Tensor& deviation, const Tensor& mean,
+                  const Tensor& grad, const Tensor& share, at::ScalarType dtype) {
   const Tensor part = saved.root ? apply(Formula::ratio, grad, {{}, deviation}, at::kDouble) : 2 * grad.to(at::kDouble);
   const Tensor factor = apply(Formula::quotient, part, {{}, {}, {}, count_of(self, saved.dims), saved.correction}, at::kDouble);
   return apply(Formula::deviation, self, {factor, mean, share}, dtype);

@@ -252,13 +252,13 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const
       [&] { return operator_of<exact>().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype); },
       [&] {
         return WeightedFacts{self.sym_sizes().vec(),
-                     weight.sym_sizes().vec(),
-                     self.scalar_type(),
-                     weight.scalar_type(),
-                     dims_of(reduced_dims(dim, std::max(self.dim(), weight.dim()))),
-                     keepdim,
-                     self.requires_grad(),
-                     weight.requires_grad()};
+                             weight.sym_sizes().vec(),
+                             self.scalar_type(),
+                             weight.scalar_type(),
+                             dims_of(reduced_dims(dim, std::max(self.dim(), weight.dim()))),
+                             keepdim,
+                             self.requires_grad(),
+                             weight.requires_grad()};
       },
       [&](const Tensor&) {
         return std::array<Tensor, 2>{weight.requires_grad() ? self : Tensor(), self.requires_grad() ? weight : Tensor()};
