@@ -8,7 +8,7 @@ CUDA   ?= $(or $(GPUREDUCE_CUDA),$(USE_CUDA),$(if $(GPUS)$(TORCH_CUDA_ARCH_LIST)
 TORCH_INDEX ?=#     where pip looks for torch, too; without CUDA it looks for a wheel that has none
 TORCHES ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0#  the torches that `make wheels` builds for and `make test-wheels` tries
 PYTHON ?= python3#  what .venv is made with
-JOBS   ?= $(if $(GPUS),,auto)#  so many processes share the tests: on a GPU one, as some tests want all of its memory
+JOBS   ?= $(if $(GPUS),,$(shell n=$$(nproc); echo $$((n < 8 ? n : 8))))#  processes that share the tests: with a GPU one
 ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench, make grid) or the ladder
 VENV   := .venv
 PY     := $(VENV)/bin/python#  `make test PY=python3` uses an environment of your own: nothing is installed
