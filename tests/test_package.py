@@ -844,7 +844,7 @@ def test_make_without_cuda(tmp_path):
     Where none is given and there is no GPU, it leaves CUDA out, and says so. Wheels have it all the same."""
 
     def said(goal, *settings, gpus="/dev/nvidia0", **env):
-        names = ("CUDA", "GPUREDUCE_CUDA", "USE_CUDA", "TORCH_INDEX", "TORCH_CUDA_ARCH_LIST")
+        names = ("CUDA", "GPUREDUCE_CUDA", "USE_CUDA", "TORCH_INDEX", "TORCH_CUDA_ARCH_LIST", "JOBS", "MAKEFLAGS")
         env = {name: value for name, value in os.environ.items() if name not in names} | env
         command = ["make", "--dry-run", goal, f"VENV={tmp_path}/venv", "TORCH=2.11.0", f"GPUS={gpus}", *settings]
         said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, check=True).stdout
