@@ -232,7 +232,7 @@ def several_cases(group, cases):
 
 
 def test_several_targets(world):
-    """Every rank gets the K results of each row, where a vocabulary is cut; where rows are, those of its own."""
+    """Where a vocabulary is cut, every rank gets the K results of each row; where rows are cut, of its own rows."""
     rng, cases = random.Random(7), []
     for name, classes, count in (("float32", 5, 9), ("bfloat16", 5000, 20), ("float64", 700, 1), ("float32", 9000, 0)):
         x, target = data([6, classes], name, 1), classes_of(6 * count, classes).view(6, count)

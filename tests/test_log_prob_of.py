@@ -19,7 +19,7 @@ OPTIONS = [{}, dict(temperature=0.7), dict(return_entropy=True), dict(temperatur
 
 
 def given(rows, name, device, several=None, seed=70):
-    """Hidden states, a matrix, a bias, and targets, every third of which is ignored."""
+    """Hidden states, a matrix, a bias, and targets; every third target is ignored."""
     shapes = (rows, WIDTH), (CLASSES, WIDTH), (CLASSES,)
     hidden, weight, bias = (random(shape, name, seed + i, device).requires_grad_() for i, shape in enumerate(shapes))
     sizes = (rows,) if several is None else (rows, several)

@@ -124,7 +124,7 @@ def test_several_targets_of_views(device):
 
 
 def test_several_targets_of_special_rows(device):
-    """NaN and infinities are those of one target; there may be no classes, no rows, and no values."""
+    """NaN and infinities come out as with one target; there may be no classes, no rows, and no values."""
     inf = float("inf")
     x = torch.tensor([[0.0, inf, 1.0], [float("nan"), 0.0, 0.0], [-inf] * 3, [-inf, 0.0, 1.0]], device=device)
     target = torch.tensor([0, 1, 2, -100], device=device).expand(4, 4)

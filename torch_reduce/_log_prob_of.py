@@ -86,9 +86,9 @@ def log_prob_of(
     **Bits.** Matrix products are torch's, and the logits are rounded to their dtype. Of these logits a row's results
     have the bits of :func:`log_prob`. How torch's product adds may depend on its sizes and on a row's place. So all
     products have ``chunk`` rows: zeros fill up the last chunk. A row's results then have the same bits alone and among
-    any other rows, of any number, if the row has the same place in its chunk, ``weight``, ``bias`` and ``chunk`` are
-    the same, and so are the device, the number of threads, torch and its settings. For another ``chunk`` or place this
-    holds if torch's own products are batch-invariant, and else it may not. ``torch.compile`` may choose other products.
+    any other rows, of any number, at the same place in its chunk. This needs the same ``weight``, ``bias``, ``chunk``,
+    device, threads, torch and settings. For another ``chunk`` or place it holds if torch's own products are
+    batch-invariant, and otherwise it may not. ``torch.compile`` may choose other products.
 
     **Gradients** are of first order. The logits' gradient is :func:`log_prob`'s, rounded to the dtype of the products;
     with an entropy, two gradients are added in float32 or float64 before. ``hidden``'s gradient is a product of

@@ -28,8 +28,8 @@ class Call:
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree, named by the way to them; so also those of mappings and data classes that torch does not
-    know, as models return."""
+    """The leaves of a tree, named by the way to them. Mappings and data classes that torch does not know, as models
+    return them, are taken apart, too."""
     if isinstance(tree, Mapping):
         inner = [(f"{name}[{key!r}]", x) for key, x in tree.items()]
     elif is_dataclass(tree) and not isinstance(tree, type):
