@@ -16,6 +16,7 @@ from ._rows import (
     applied,
     check_targets,
     check_temperature,
+    entropy,
     entropy_terms,
     log_probs,
     log_probs_backward,
@@ -128,9 +129,9 @@ def log_prob_of(
     flat = target.long().reshape([count, *target.shape[len(rows) :]])
     states, *head = _of_one_dtype(hidden.reshape(count, hidden.shape[-1]), weight, bias)
     call = _Call(chunk, temperature, ignore_index, return_entropy)
-    found, entropy, _, _ = _library.call(title, _LogProbOf.apply, states, *head, flat, call)
+    found, entropies, _, _ = _library.call(title, _LogProbOf.apply, states, *head, flat, call)
     found = found.reshape(target.shape)
-    return (found, entropy.reshape(rows)) if return_entropy else found
+    return (found, entropies.reshape(rows)) if return_entropy else found
 
 
 def _check(title: str, tensors: dict[str, Tensor]) -> None:
@@ -188,9 +189,10 @@ class _Call(NamedTuple):
         """The same in memory of their own: the bits of a product may depend on strides and addresses, too."""
         return self.filled(rows.clone(memory_format=torch.contiguous_format))
 
-    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The logits of a chunk's rows."""
-        return F.linear(self.copied(hidden), weight, bias)[: len(hidden)]
+    def product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A chunk's hidden states as all products take them, and the logits of its rows."""
+        states = self.copied(hidden)
+        return states, F.linear(states, weight, bias)[: len(hidden)]
 
     def softened(self, logits: Tensor) -> Tensor:
         """The logits whose probabilities are asked for."""
@@ -203,7 +205,7 @@ class _Call(NamedTuple):
         found, m, log_sum = function(x, target, 1, self.ignore_index)
         if not self.with_entropy:
             return found, m.new_empty(0), m, log_sum
-        return found, -_ops.sum(entropy_terms(_ops.log_softmax(x, 1)), [1]), m, log_sum
+        return found, entropy(x, 1), m, log_sum
 
     def gradient(
         self, grad: Tensor, grad_entropy: Tensor, logits: Tensor, target: Tensor, m: Tensor, log_sum: Tensor
@@ -234,15 +236,16 @@ class _LogProbOf(torch.autograd.Function):
     def forward(hidden, weight, bias, target, call):
         with _as_they_are(hidden):
             found = [
-                call.found(call.logits(hidden[rows], weight, bias), target[rows]) for rows in call.chunks(len(hidden))
+                call.found(call.product(hidden[rows], weight, bias)[1], target[rows])
+                for rows in call.chunks(len(hidden))
             ]
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         *given, ctx.call = inputs
-        _, entropy, m, log_sum = output
-        ctx.mark_non_differentiable(m, log_sum, *([] if ctx.call.with_entropy else [entropy]))
+        _, entropies, m, log_sum = output
+        ctx.mark_non_differentiable(m, log_sum, *([] if ctx.call.with_entropy else [entropies]))
         ctx.save_for_backward(*given, m, log_sum)
 
     @staticmethod
@@ -266,12 +269,12 @@ class _Gradients(torch.autograd.Function):
 
         def of_logits(rows):
             own = grad_entropy[rows] if call.with_entropy else grad_entropy
-            logits = call.logits(hidden[rows], weight, bias)
-            return call.gradient(grad[rows], own, logits, target[rows], m[rows], log_sum[rows])
+            states, logits = call.product(hidden[rows], weight, bias)
+            return states, call.gradient(grad[rows], own, logits, target[rows], m[rows], log_sum[rows])
 
         with _as_they_are(hidden):
             for rows in call.chunks(len(hidden)):
-                found = of_logits(rows)
+                states, found = of_logits(rows)
                 if wanted[2]:
                     total = _ops.sum(found, [0], dtype=m.dtype)
                     of_bias = total if of_bias is None else of_bias + total
@@ -279,10 +282,10 @@ class _Gradients(torch.autograd.Function):
                 if wanted[0]:
                     of_rows.append((found @ weight)[:count])
                 if wanted[1]:
-                    product = found.t() @ call.copied(hidden[rows])
+                    product = found.t() @ states
                     of_weight = product.to(m.dtype) if of_weight is None else of_weight.add_(product)
                     del product
-                del found  # before the next chunk's logits are made
+                del states, found  # before the next chunk's logits are made
         return (
             torch.cat(of_rows) if wanted[0] else None,
             of_weight.to(weight.dtype) if wanted[1] else None,

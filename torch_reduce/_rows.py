@@ -152,7 +152,7 @@ def log_prob(
         from .distributed._rows import entropies
 
         return found, entropies(logits, dim, temperature)
-    return found, -_ops.sum(entropy_terms(log_softmax(softened(logits, temperature), dim)), [dim])
+    return found, entropy(softened(logits, temperature), dim)
 
 
 def applied(
@@ -172,6 +172,11 @@ def softened(logits: Tensor, temperature: float) -> Tensor:
 def entropy_terms(logarithms: Tensor) -> Tensor:
     """p * log(p) of each probability p, given log(p): 0 where p is 0."""
     return applied("entropy", logarithms)
+
+
+def entropy(logits: Tensor, dim: int) -> Tensor:
+    """The entropy of each row's probabilities."""
+    return -_ops.sum(entropy_terms(_ops.log_softmax.default(logits, dim)), [dim])
 
 
 # --- several targets of a row -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._operations import known
-from .._rows import applied, entropy_terms, log_prob_of_several, softened, with_targets
+from .._rows import applied, entropy, entropy_terms, log_prob_of_several, softened, with_targets
 from ._messages import agree, check_device, kind_of, place, traced
 from ._rank_plan import product
 from ._shard import Shard
@@ -512,12 +512,8 @@ def entropies(shard: Shard, dim: int, temperature: float) -> Tensor:
     x = softened(shard.x, temperature)
     x, cut = _opened("log_prob", replace_tensor(shard, x), lambda x, d: ([dim % x.dim()], d == dim % x.dim(), {}))
     if cut is None:
-        logarithms = _ops.log_softmax(x, dim)
-    else:
-        logarithms = _differentiable_softmax(cut, "log_softmax", x, dim % x.dim(), None)
-    terms = entropy_terms(logarithms)
-    if cut is None:
-        return -_ops.sum(terms, [dim])
+        return entropy(x, dim)
+    terms = entropy_terms(_differentiable_softmax(cut, "log_softmax", x, dim % x.dim(), None))
     return -_Sum.apply(terms, cut, [dim % x.dim()]).squeeze(dim)
 
 
