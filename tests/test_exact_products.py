@@ -238,8 +238,11 @@ def test_layouts(name, layout, device):
     dtype = torch.float32 if name == "int64" else None
     other = data(view.shape, name, 6, device)
     check(view, torch._neg_view(other), dims, keepdim=True, dtype=dtype)
-    if name == "float32":
+    if name == "float32":  # all combinations
+        check(view, other, dims)
         check(view, view, dims)
+        check(view, torch._neg_view(view), dims, keepdim=True)
+        check_norms(view, dims)
     if view.dim() > 1:
         check(view, other.transpose(0, -1).contiguous().transpose(0, -1), dims, dtype=dtype)
     if name != "int64":
