@@ -90,6 +90,7 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
   const Reduction& r = s.reduction;
   const In* const input = static_cast<const In*>(r.input) + begin * s.stride;
   constexpr bool kExponents = map == Map::exponent;
+  constexpr Map kRead = kExponents ? Map::value : map;
   constexpr int64_t kRoom = short_room(sizeof(Acc), kExponents);
   Acc buffer[kRoom], elements[kExponents ? kRoom : 1];
   Acc* const taken = kExponents ? elements : buffer;
@@ -99,7 +100,7 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
       const int64_t columns = std::min(most, run.size - first);
       const In* x = input + in + first * run.stride;
       const auto take = [](Acc* to, const In* from, int64_t stride, int64_t n) {
-        for (int64_t i = 0; i < n; ++i) to[i] = mapped<kExponents ? Map::value : map, Acc>(from[i * stride]);
+        for (int64_t i = 0; i < n; ++i) to[i] = mapped<kRead, Acc>(from[i * stride]);
       };
       const int64_t runs = columns == 1 ? 1 : length, n = columns == 1 ? length : columns;
       const int64_t stride = columns == 1 ? s.stride : run.stride;

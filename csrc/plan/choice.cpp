@@ -97,7 +97,7 @@ double Choice::distance(const Device& d) const {
          apart(static_cast<double>(bandwidth_), static_cast<double>(d.bandwidth));
 }
 
-const Choice& known_choice(const std::string& gpu, const Device& device) {
+const Choice& known_choice(std::string_view gpu, const Device& device) {
   static const auto* const known = [] {
     auto* all = new std::vector<Choice>;
     for (const char* const* text = kKnownChoices; *text; ++text) all->emplace_back(*text);

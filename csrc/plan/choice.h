@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "../api.h"
@@ -42,7 +43,7 @@ class Choice {
 };
 
 // The library's own choice for a GPU of this name, or for the most similar GPU.
-GPUREDUCE_API const Choice& known_choice(const std::string& gpu, const Device& device);
+GPUREDUCE_API const Choice& known_choice(std::string_view gpu, const Device& device);
 
 // The path of the user's own choice for a GPU of this name: in the folder that the environment variable TORCH_REDUCE_CACHE
 // names, or in the user's cache folder.
