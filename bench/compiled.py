@@ -3,6 +3,7 @@
     python bench/compiled.py                 reductions, norms and softmaxes of rows, fused with the code around them
     python bench/compiled.py --only sum      one of them
     python bench/compiled.py --models        training steps of models of transformers and torchvision, where installed
+    python bench/compiled.py --models --only BERT --kernels 30     of one model, with the 30 kernels that take longest
 
 GPU time between kernels that do not start early, cold (bench/timing.py), in microseconds, and of steps in milliseconds;
 then ours over Inductor's own. A line says so where ours has other bits than eager code with our functions.
@@ -10,11 +11,8 @@ then ours over Inductor's own. A line says so where ours has other bits than eag
 
 import argparse
 import contextlib
-import os
 import statistics
 import sys
-
-os.environ["TORCH_REDUCE_FUSE"] = "1"
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +85,7 @@ def models():
         tokens = torch.randint(0, 30_000, (8, 1024), device="cuda")
         llama = t.LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=6, num_attention_heads=16)
         found["Llama, 6 x 2048"] = t.LlamaForCausalLM(llama), {"input_ids": tokens[:4], "labels": tokens[:4]}
-        part, bert = tokens[:, :512], t.BertConfig(num_hidden_layers=6)
+        part, bert = tokens[:, :512].contiguous(), t.BertConfig(num_hidden_layers=6)
         found["BERT, 6 x 768"] = t.BertForMaskedLM(bert), {"input_ids": part, "labels": part}
         gpt2 = t.GPT2Config(n_layer=6)
         found["GPT-2, 6 x 768"] = t.GPT2LMHeadModel(gpt2), {"input_ids": tokens[:4], "labels": tokens[:4]}
@@ -99,8 +97,8 @@ def models():
     return found
 
 
-def step_times(name, model, inputs):
-    """A forward and a backward pass as a training step has them."""
+def step_times(name, model, inputs, count):
+    """A forward and a backward pass as a training step has them; ``count`` kernels of it that take longest."""
     model = model.to("cuda", torch.bfloat16)
 
     def step():
@@ -123,24 +121,43 @@ def step_times(name, model, inputs):
                 end.synchronize()
                 samples.append(start.elapsed_time(end))
             found[kind] = statistics.median(samples)
+            if count:
+                print_kernels(kind, compiled, count)
     times = "  ".join(f"{kind} {ms:8.2f}" for kind, ms in found.items())
     print(f"a step of {name}, ms:  {times}  {found['fused'] / found['torch']:.2f}", flush=True)
 
 
+def print_kernels(kind, step, count):
+    """The kernels of a step that take longest: their time and number in a step."""
+    steps = 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    kernels = sorted(profile.key_averages(), key=lambda event: -event.device_time_total)
+    busy = sum(event.device_time_total for event in kernels) / steps / 1000
+    print(f"{kind}: {sum(event.count for event in kernels) / steps:.0f} kernels, together {busy:.2f} ms")
+    for event in kernels[:count]:
+        ms, times = event.device_time_total / steps / 1000, event.count / steps
+        print(f"  {ms:8.3f} ms  {times:5.0f} x  {event.key[:100]}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=tuple(FUNCTIONS), help="measure this one")
+    parser.add_argument("--only", default="", metavar="NAME", help=f"some of {', '.join(FUNCTIONS)}, or of the models")
     parser.add_argument("--models", action="store_true", help="measure training steps")
+    parser.add_argument("--kernels", type=int, default=0, metavar="N", help="and a step's N longest kernels")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("bench/compiled.py needs an NVIDIA GPU")
     torch._inductor.config.force_disable_caches = True
     if options.models:
         for name, (model, inputs) in models().items():
-            step_times(name, model, inputs)
+            if options.only in name:
+                step_times(name, model, inputs, options.kernels)
         return
-    for name in [options.only] if options.only else FUNCTIONS:
-        for shape in SHAPES:
+    for name in FUNCTIONS:
+        for shape in SHAPES if options.only in name else ():
             race(name, *shape)
             torch.cuda.empty_cache()
 

@@ -17,7 +17,6 @@ import types
 DEVICE = "cpu"
 if __name__ == "__main__":
     DEVICE = sys.argv[1]
-    os.environ["TORCH_REDUCE_FUSE"] = "1"
     if DEVICE == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
 
@@ -117,8 +116,8 @@ def patched(owner, name, value):
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
-def compare(f, *inputs, kernels=None, calls=None, dynamic=None, replace=False):
-    """f compiled has the bits of f; Inductor writes so many kernels, and so many calls of our operators."""
+def compare(f, *inputs, kernels=None, calls=None, dynamic=None, replace=False, text=""):
+    """f compiled has the bits of f; Inductor writes so many kernels, so many calls of our operators, and this text."""
     torch._dynamo.reset()
     inputs = [x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in inputs]
     with R.replace(devices=DEVICE) if replace else contextlib.nullcontext():
@@ -131,6 +130,7 @@ def compare(f, *inputs, kernels=None, calls=None, dynamic=None, replace=False):
         ("calls", [line for line in lines if "= torch.ops.gpureduce." in line], calls),
     ):
         assert wanted is None or len(found) == wanted, f"{len(found)} {name}, and not {wanted}: {found}"
+    assert any(text in code for code in written), text
 
 
 def cpu(x):
@@ -174,6 +174,20 @@ def reductions(x, w):
 def case_reductions():
     for n, dtype in [*ROWS, (3, "float32"), (9001, HALF)]:
         compare(reductions, data((6, n), dtype, 1), data((n,), dtype, 2), calls=0)
+
+
+def case_rows_in_tiles():
+    """A kernel that does not hold whole rows reads 512 elements after the other, or 4096 where a row has more."""
+    from torch_reduce._inductor import _kernels
+
+    def f(x, w):
+        numbers = R.sum(x * 2, 1), R.prod(1 + x / 4096, 1), R.amax(x, 1), R.logsumexp(x, 1), *R.var_mean(x, 1)
+        return *numbers, R.rms_norm(x, w.shape, w) * 2
+
+    with patched(_kernels, "_WHOLE", 0):
+        for n, tile in ((700, 512), (4096, 512), (4097, 4096), (9001, 4096), (16000, 4096)):
+            x, w = data((6, n), "float32", 1), data((n,), "float32", 2)
+            compare(f, x, w, calls=0, text=f"'R0_BLOCK': {tile}")
 
 
 def case_one_kernel():

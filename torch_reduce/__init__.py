@@ -149,7 +149,7 @@ else:
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
     _imports.when_imported("torch.distributed.tensor", lambda: import_module(".distributed._dtensor", __name__))
 
-    if environ.get("TORCH_REDUCE_FUSE") == "1":
+    if environ.get("TORCH_REDUCE_FUSE") != "0":
         _imports.when_imported("torch._inductor.compile_fx", lambda: import_module("._inductor", __name__).install())
 
     if TYPE_CHECKING:

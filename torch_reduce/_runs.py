@@ -1,5 +1,6 @@
 """Runs of functions whose operations are recorded, and which operations of two runs belong together."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import SequenceMatcher
@@ -11,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+CHOOSING = tuple(f"torch._inductor.runtime.{name}" for name in ("benchmarking", "triton_heuristics"))
 STATISTICS = ("running_mean", "running_var")  # which some operators write without saying so
 
 
@@ -123,6 +125,8 @@ class Run(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _is_choosing_kernels():
+            return func(*args, **kwargs)
         arguments = func._schema.arguments
         outs = {argument.name for argument in arguments if argument.is_out}
         named = list(leaves([args, {name: x for name, x in kwargs.items() if name not in outs}]))
@@ -160,6 +164,16 @@ class Run(TorchDispatchMode):
             copies = [x.detach().clone() for x in made]
             self.calls.append(Call(str(func), kept, others, copies, outside, sources, numbers))
         return results
+
+
+def _is_choosing_kernels() -> bool:
+    """True while Inductor times kernels: what it calls meanwhile is no operation of the function."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in CHOOSING:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 class CompiledRun(Run):

@@ -39,8 +39,8 @@ def is_known() -> bool:
 def install() -> None:
     """Teaches Inductor our operators. Called once ``torch._inductor.compile_fx`` is imported."""
     if not is_known():
-        known, own = " or ".join(VERSIONS), torch.__version__
-        warnings.warn(f"TORCH_REDUCE_FUSE=1 needs torch {known}: {own} calls our operators instead", stacklevel=2)
+        text = f"under torch {torch.__version__} Inductor calls torch_reduce's operators: it fuses them under torch"
+        warnings.warn(f"{text} {', '.join(VERSIONS)}. TORCH_REDUCE_FUSE=0 takes this warning away.", stacklevel=2)
         return
     from torch._inductor import codecache, compile_fx
 

@@ -2,7 +2,7 @@
 
 A reduction of ours is one of Inductor's own (``ir.Reduction``) with a type of its own, so that Inductor fuses it with
 what makes its elements and with what takes its results. A kernel that has one holds whole rows in a tile, or reads them
-in tiles of 512 elements. It calls the device functions of torch_reduce/triton/_tiles.py.
+in tiles of 512 or 4096 elements. It calls the device functions of torch_reduce/triton/_tiles.py.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ FUNCTIONS = ("exponential", "logarithm", "square_root", "whole_exponential")
 
 _, TILE, CHUNK = torch.ops.gpureduce._order()
 _MODULE = "gpureduce_tiles"  # torch_reduce.triton._tiles, in the kernels
-_WHOLE = 4096  # up to so many elements a kernel holds whole rows
+_WHOLE = 16384  # up to so many elements a kernel holds whole rows: then it reads them once
 _tiles = False
 _LEVELS = 20  # of chunks, where nothing is known about a row's length
 
@@ -156,7 +156,8 @@ def _codegen_kernel(given: Callable, kernel: Any, *args: Any, **others: Any) -> 
     if f"{_MODULE}.identity(" not in code and f"{_MODULE}.whole(" not in code:
         return code  # no reduction of ours
     tiled = f"{_MODULE}.lanes_with(" in code
-    width = TILE if tiled else kernel._get_persistent_RBLOCK(kernel.range_trees[-1].numel)
+    n = kernel.range_trees[-1].numel
+    width = _width(n) if tiled else kernel._get_persistent_RBLOCK(n)
     code, found = re.subn(
         r"@triton_heuristics\.(persistent_)?reduction\(\s*size_hints=[^\n]*\n\s*reduction_hint=[^\n]*\n",
         f"@triton_heuristics.user_autotune(\n    configs={_programs(kernel, width, tiled)!r},\n",
@@ -167,13 +168,19 @@ def _codegen_kernel(given: Callable, kernel: Any, *args: Any, **others: Any) -> 
     return code
 
 
+def _width(n: sympy.Expr) -> int:
+    """How many elements of rows of n a kernel reads at a time. Either width gives the same bits: n is only a guess."""
+    return CHUNK if V.graph.sizevars.optimization_hint(n, fallback=0) > CHUNK else TILE
+
+
 def _programs(kernel: Any, width: int, tiled: bool) -> list[dict[str, int]]:
     """Rows and warps for a program whose tiles have this width. Inductor takes the fastest ones; no bit depends
-    on them. A thread has 8 to 32 elements of a tile, or 4 to 16 where it reads one tile after the other."""
+    on them. A thread has 8 to 64 elements of a tile, or 4 to 16 where it reads one short tile after the other."""
     found = []
+    elements = (8, 16, 32, 64) if width > TILE else (4, 8, 16) if tiled else (8, 16, 32)
     for tile in (1024, 2048) if not tiled else (512, 1024, 2048):
         rows = max(1, tile // width)
-        for each in (4, 8, 16) if tiled else (8, 16, 32, 64) if width > TILE else (8, 16, 32):
+        for each in elements:
             program = {"XBLOCK": rows, "num_warps": min(16, max(1, rows * width // (32 * each))), "num_stages": 1}
             if program not in found:
                 found.append(program)

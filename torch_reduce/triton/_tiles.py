@@ -1,8 +1,9 @@
-"""What Inductor's kernels call: rows that lie in a tile, or are read in tiles of 512 elements.
+"""What Inductor's kernels call: rows that lie in a tile, or are read in tiles of 512 elements or of a chunk's 4096.
 
 For example rows of 9000 elements, three chunks, read in 18 tiles. :func:`lanes_with` adds tiles 1 to 7 to tile 0, lane
 by lane. Tile 8 begins a chunk: it replaces the lanes, whose tree :func:`chunks_with` has put aside before. Of the three
-chunks' sums the first two are one number by then, and :func:`joined` adds the third to it.
+chunks' sums the first two are one number by then, and :func:`joined` adds the third to it. In three tiles of 4096 each
+tile is a chunk, whose 512 lanes and tree :func:`chunks_with` adds.
 """
 
 import triton
@@ -21,7 +22,6 @@ from . import (
     reduce,
     smaller,
     square_root,
-    tree,
 )
 
 __all__ = [
@@ -72,37 +72,48 @@ def whole(x, combine: tl.constexpr):
 
 @triton.jit
 def lanes_with(lanes, x, offset, combine: tl.constexpr):
-    """The lanes (..., 512) of a chunk with one tile more, which begins at this offset. The first one replaces them."""
-    tl.static_assert(x.shape[len(x.shape) - 1] == _LANES, "rows are read in tiles of 512 elements")
-    at = tl.full((), 0, tl.int32) + offset  # of the type that a kernel has: the interpreter's is a Python int
-    return tl.where(at % _CHUNK == 0, x, combine(lanes, x))
+    """What there is of a chunk, with one tile more, which begins at this offset: its lanes (..., 512), or all of it."""
+    width: tl.constexpr = x.shape[len(x.shape) - 1]
+    if width == _CHUNK:
+        return x
+    else:
+        tl.static_assert(width == _LANES, "rows are read in tiles of 512 elements, or of a chunk's 4096")
+        at = tl.full((), 0, tl.int32) + offset  # of the type that a kernel has: the interpreter's is a Python int
+        return tl.where(at % _CHUNK == 0, x, combine(lanes, x))
 
 
 @triton.jit
 def no_chunks(lanes, LEVELS: tl.constexpr, combine: tl.constexpr):
     """Room for the sums of 2^0, 2^1, ... chunks."""
-    rows: tl.constexpr = lanes.numel // _LANES
+    rows: tl.constexpr = lanes.numel // lanes.shape[len(lanes.shape) - 1]
     none = tl.broadcast_to(identity(combine, lanes.dtype), (rows,))
     return (none,) * LEVELS
 
 
 @triton.jit
 def chunks_with(chunks, lanes, offset, n, combine: tl.constexpr):
-    """After a tile: the sums of chunks with the one that it ends, if it ends one. As in a binary counter, what holds as
-    many chunks as the new sum is joined with it and carried on."""
+    """After a tile: the sums of chunks with the one that it ends, if it ends one."""
+    width: tl.constexpr = lanes.shape[len(lanes.shape) - 1]
     at = tl.full((), 0, tl.int32) + offset
-    if ((at + _LANES) % _CHUNK == 0) | (at + _LANES >= n):
-        carried = tree(_as_rows(lanes), combine)
-        number = at // _CHUNK
-        new = ()
-        for level in tl.static_range(len(chunks)):
-            held = chunks[level]
-            reached = (number & ((1 << level) - 1)) == (1 << level) - 1
-            taken = ((number >> level) & 1) == 1
-            new = new + (tl.where(reached & (taken == 0), carried, held),)
-            carried = tl.where(reached & taken, combine(held, carried), carried)
-        chunks = new
+    if width == _CHUNK:  # noqa: SIM114 - known when it is compiled
+        chunks = _with_chunk(chunks, lanes, at // _CHUNK, combine)
+    elif ((at + width) % _CHUNK == 0) | (at + width >= n):
+        chunks = _with_chunk(chunks, lanes, at // _CHUNK, combine)
     return chunks
+
+
+@triton.jit
+def _with_chunk(chunks, lanes, number, combine: tl.constexpr):
+    # As in a binary counter, what holds as many chunks as the new sum is joined with it and carried on.
+    carried = reduce(_as_rows(lanes), combine)
+    new = ()
+    for level in tl.static_range(len(chunks)):
+        held = chunks[level]
+        reached = (number & ((1 << level) - 1)) == (1 << level) - 1
+        taken = ((number >> level) & 1) == 1
+        new = new + (tl.where(reached & (taken == 0), carried, held),)
+        carried = tl.where(reached & taken, combine(held, carried), carried)
+    return new
 
 
 @triton.jit
