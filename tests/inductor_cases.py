@@ -17,6 +17,7 @@ import types
 DEVICE = "cpu"
 if __name__ == "__main__":
     DEVICE = sys.argv[1]
+    os.environ["TORCH_REDUCE_FUSE"] = "1"
     if DEVICE == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
 

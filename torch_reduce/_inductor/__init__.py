@@ -7,6 +7,7 @@ is fused rounds as eager code does: Inductor's own switches for that are on whil
 
 import functools
 import hashlib
+import os
 import pathlib
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 __all__ = ["install", "is_known"]
 
 VERSIONS = ["2.11"]  # of torch, whose Inductor this is written for
+UNPROVEN = ["2.15"]  # whose kernels have run in Triton's interpreter, and on no GPU yet
 
 _FOLDER = pathlib.Path(__file__).resolve().parent
 _SOURCES = [*sorted(_FOLDER.glob("*.py")), *sorted((_FOLDER.parent / "triton").glob("*.py"))]
@@ -32,15 +34,17 @@ _SETTINGS = {
 
 
 def is_known() -> bool:
-    """True if this torch has the Inductor that the code here is written for."""
-    return ".".join(torch.__version__.split(".")[:2]) in VERSIONS
+    """True if this torch has an Inductor that the code here is written for. TORCH_REDUCE_FUSE=1 takes unproven ones."""
+    known = VERSIONS + (UNPROVEN if os.environ.get("TORCH_REDUCE_FUSE") == "1" else [])
+    return ".".join(torch.__version__.split(".")[:2]) in known
 
 
 def install() -> None:
     """Teaches Inductor our operators. Called once ``torch._inductor.compile_fx`` is imported."""
     if not is_known():
         text = f"under torch {torch.__version__} Inductor calls torch_reduce's operators: it fuses them under torch"
-        warnings.warn(f"{text} {', '.join(VERSIONS)}. TORCH_REDUCE_FUSE=0 takes this warning away.", stacklevel=2)
+        others = f"with TORCH_REDUCE_FUSE=1 {', '.join(UNPROVEN)}, too; with 0 this warning goes"
+        warnings.warn(f"{text} {', '.join(VERSIONS)} ({others})", stacklevel=2)
         return
     from torch._inductor import codecache, compile_fx
 
@@ -65,7 +69,8 @@ def install() -> None:
             return given_compile(self, gm, *args, **others)
         _graphs.annotated(gm)
         config: Any = torch._inductor.config
-        with config.patch(_SETTINGS), _kernels.with_tiles():
+        later = {"eager_numerics.disable_ftz": True} if hasattr(config.eager_numerics, "disable_ftz") else {}
+        with config.patch({**_SETTINGS, **later}), _kernels.with_tiles():
             return given_compile(self, gm, *args, **others)
 
     codecache.FxGraphHashDetails.__init__ = key  # type: ignore[method-assign]
