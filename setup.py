@@ -483,6 +483,9 @@ class Build(cpp_extension.BuildExtension):
 def main():
     # So that ninja is found in this Python's environment, even where that is not activated.
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    cxx = os.environ.get("CXX", "").split()
+    if cxx[:1] == ["ccache"] and hasattr(cpp_extension, "_wrap_compiler"):  # this torch puts ccache before it by itself
+        os.environ["CXX"] = " ".join(cxx[1:])
     wheel = {} if FREE_THREADED else {"py_limited_api": "cp310"}  # one wheel for every Python from 3.10 on
     setuptools.setup(
         ext_modules=extensions(),
