@@ -15,20 +15,24 @@ namespace gpureduce::rows {
 
 namespace {
 
-// Indices of classes, of int64: 0 for those to ignore. They are widened first: ignore_index may be no number of their dtype.
+// Classes of rows. They are widened to int64 first: ignore_index may be no number of their dtype.
 struct Targets {
-  Tensor index, ignored;
+  Tensor ignored;
 
-  Targets(const Tensor& target, const c10::SymInt& ignore_index) {
-    const Tensor wide = target.to(at::kLong);
-    ignored = wide.eq(ignore_index);
-    index = wide.masked_fill(ignored, 0);
+  Targets(const Tensor& target, const c10::SymInt& ignore_index) : wide_(target.to(at::kLong)) {
+    ignored = wide_.eq(ignore_index);
+  }
+
+  // Their indices: 0 for those to ignore.
+  const Tensor& index() const {
+    if (!index_.defined()) index_ = wide_.masked_fill(ignored, 0);
+    return index_;
   }
 
   // Raises torch's error. The host cannot read a GPU's targets: there the assertion of at() stops the kernel.
   void check(int64_t classes, const char* name) const {
-    if (!index.is_cpu() || index.numel() == 0) return;
-    const auto [low, high] = index.aminmax();
+    if (!ignored.is_cpu() || ignored.numel() == 0) return;
+    const auto [low, high] = index().aminmax();
     const int64_t least = low.item<int64_t>(), most = high.item<int64_t>();
     const bool fits = least >= 0 && (most < classes || (classes == 0 && ignored.all().item<bool>()));
     TORCH_CHECK_INDEX(fits, name, "(): Target ", least < 0 ? least : most, " is out of bounds.");
@@ -36,13 +40,17 @@ struct Targets {
 
   // What `values` have of each target's class along dim d: any number for one to ignore.
   Tensor at(const Tensor& values, int64_t d) const {
-    if (!has_none(values.sym_size(d))) return values.gather(d, index.unsqueeze(d)).squeeze(d);
-    if (index.is_cuda()) at::_assert_async(ignored.all(), "a target is out of bounds: there are no classes");
-    return at::zeros_symint(index.sym_sizes(), values.options());
+    if (!has_none(values.sym_size(d))) return values.gather(d, index().unsqueeze(d)).squeeze(d);
+    if (ignored.is_cuda()) at::_assert_async(ignored.all(), "a target is out of bounds: there are no classes");
+    return at::zeros_symint(ignored.sym_sizes(), values.options());
   }
 
   // True if there are no classes.
   static bool has_none(const c10::SymInt& classes) { return TORCH_GUARD_OR_FALSE(classes.sym_eq(0)); }
+
+ private:
+  Tensor wide_;
+  mutable Tensor index_;
 };
 
 // --- log_prob ---------------------------------------------------------------------------------------------------------------
@@ -85,7 +93,7 @@ ThreeTensors log_prob(const Tensor& logits, const Tensor& target, int64_t dim, i
   call.r = log_sum.data_ptr();
   run(call, logits);
   const Tensor at_target = targets.at(without_float8(logits), d).to(m.scalar_type());
-  found = ((at_target - m.squeeze(d)) - log_sum.squeeze(d)).masked_fill(targets.ignored, 0);
+  found = (at_target - m.squeeze(d)).sub_(log_sum.squeeze(d)).masked_fill_(targets.ignored, 0);
   return results;
 }
 
@@ -115,7 +123,7 @@ Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor&
   const at::ScalarType computed = computed_in({logits, {}, {}, {}, {}});
   const Tensor own_m = plain(m.to(computed)), own_sum = plain(log_sum.to(computed));
   const Tensor row_grad = plain(grad.to(computed).masked_fill(targets.ignored, 0));
-  const Tensor index = targets.index.contiguous();
+  const Tensor index = targets.index().contiguous();
   const DimMask mask = one_dim(logits, dim);
   const Tensor x = together(logits, mask, logits), found = room(x, mask, logits.scalar_type());
   RowsCall call = make_call(RowFunction::log_prob_backward, {x, {}, {}, {}, found}, mask, "_log_prob_backward");
@@ -143,7 +151,7 @@ Tensor log_prob_backward_composed(const Tensor& grad, const Tensor& logits, cons
   const Tensor y = softmax_operator<true>().call(logits, d, computed);
   const Tensor zeros = at::zeros_like(g).detach();
   const Tensor powers = apply(Formula::exponent, y, {at::ones_like(zeros), zeros}, computed);
-  const Tensor own = Targets::has_none(logits.sym_size(d)) ? y : at::zeros_like(y).scatter(d, targets.index.unsqueeze(d), g);
+  const Tensor own = Targets::has_none(logits.sym_size(d)) ? y : at::zeros_like(y).scatter(d, targets.index().unsqueeze(d), g);
   return rounded(own - multiplied(powers, g), logits.scalar_type()).contiguous();
 }
 
@@ -233,7 +241,7 @@ Tensor share_of_each(double smoothing, const c10::SymInt& classes, const Tensor&
 Tensor counts_of(const Targets& targets, const Tensor& weight, at::ScalarType dtype) {
   if (!weight.defined()) return targets.ignored.logical_not().to(dtype);
   const Tensor wide = weight.to(dtype);
-  return (Targets::has_none(wide.sym_size(0)) ? at::zeros_like(targets.index, wide.options()) : wide.index({targets.index}))
+  return (Targets::has_none(wide.sym_size(0)) ? at::zeros_like(targets.ignored, wide.options()) : wide.index({targets.index()}))
       .masked_fill(targets.ignored, 0);
 }
 
@@ -321,8 +329,8 @@ TwoTensors nll_loss(const Tensor& self, const Tensor& target, const OptionalTens
   targets.check(self.size(d), "nll_loss");
   Tensor losses = -targets.at(self, d).to(computed);
   const Tensor counts = counts_of(targets, tensor_of(weight), computed), divisor = sum_of_all(counts);
-  if (tensor_of(weight).defined()) losses = losses * counts;
-  losses = losses.masked_fill(targets.ignored, 0);
+  if (tensor_of(weight).defined()) losses.mul_(counts);
+  losses.masked_fill_(targets.ignored, 0);
   const bool undivided = reduction == at::Reduction::None && self.dim() > 1;
   return {reduced(losses, divisor, reduction, dtype), undivided ? at::zeros({}, self.options()) : rounded(divisor, dtype)};
 }
@@ -343,9 +351,9 @@ Tensor nll_loss_backward(const Tensor& grad, const Tensor& self, const Tensor& t
   Tensor share = grad.to(computed);
   if (reduction == at::Reduction::Mean) share = divided(share, total_weight.to(computed));
   share = tensor_of(weight).defined() ? share * counts_of(targets, tensor_of(weight), computed) : share.expand_as(target);
-  share = rounded((-share).masked_fill(targets.ignored, 0), self.scalar_type());
+  share = rounded((-share).masked_fill_(targets.ignored, 0), self.scalar_type());
   const Tensor found = at::zeros_like(self, self.options(), at::MemoryFormat::Contiguous);
-  return found.numel() == 0 ? found : found.scatter_(d, targets.index.unsqueeze(d), share.unsqueeze(d));
+  return found.numel() == 0 ? found : found.scatter_(d, targets.index().unsqueeze(d), share.unsqueeze(d));
 }
 
 }  // namespace
