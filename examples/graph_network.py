@@ -13,8 +13,7 @@ utils/_softmax.py, nn/conv/message_passing.py):
 - index_select, to send; its gradient is an index_add. Taken.
 - scatter_add_, for sums, means and their counts, and for the sum in GATConv's softmax; its gradient is a gather, which
   adds nothing. Taken.
-- scatter_reduce_ with "amax", for the maximum in GATConv's softmax. It stays torch's. A maximum is exact in any order,
-  and no gradient flows through it.
+- scatter_reduce_ with "amax", for the maximum in GATConv's softmax. Taken. No gradient flows through it.
 
 What torch_geometric gives to pyg_lib, torch_scatter, torch_sparse or sparse matrix products stays theirs. Edges in a
 SparseTensor or a sorted EdgeIndex get there, and maxima with gradients where torch_scatter is installed. Matrix

@@ -637,15 +637,16 @@ def random_view(choose, name, device="cpu", budget=20000):
 # --- torch's own description of its sum -------------------------------------------------------------------------------
 
 
-def opinfo(name="sum"):
-    """torch's OpInfo of an op. Its module imports expecttest but uses none of it here, so an empty module will do."""
+def opinfo(name="sum", variant=None):
+    """torch's OpInfo of an op, and of one of its variants. Its module imports expecttest but uses none of it here, so
+    that an empty module will do."""
     if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase, stand_in.ACCEPT = unittest.TestCase, False
         sys.modules["expecttest"] = stand_in
     from torch.testing._internal.common_methods_invocations import op_db
 
-    return next(op for op in op_db if op.name == name)
+    return next(op for op in op_db if op.name == name and variant in (None, op.variant_test_name))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

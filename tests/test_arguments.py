@@ -65,7 +65,7 @@ KINDS |= {"return_entropy": "bool", "reduction": "str", "label_smoothing": "floa
 KINDS |= {"residual": "tensor?", "eps": "float", "padding_idx": "int?", "mode": "str", "per_sample_weights": "tensor?"}
 KINDS |= {"weights": "tensor?", "minlength": "int", "other": "tensor", "tensors": "tensors", "parameters": "tensors"}
 KINDS |= {"norm_type": "float", "max_norm": "float", "function": "str", "nan_is_zero": "bool", "state": "tensor"}
-KINDS |= {"count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
+KINDS |= {"reduce": "str", "include_self": "bool", "count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
 
 MATRIX, VECTOR = of(2, 3), of(2)
 OF_DIMS = dict(input=MATRIX, dim=1)
@@ -86,6 +86,9 @@ CALLS |= {
     "index_plan": dict(index=longs(0, 1), size=2),
     "index_add": ADDED,
     "index_add_": ADDED,
+    "index_reduce": dict(**ADDED, reduce="mean"),
+    "index_reduce_": dict(**ADDED, reduce="prod"),
+    "scatter_reduce": dict(input=MATRIX, dim=0, index=of(2, 3, dtype=torch.int64), src=MATRIX, reduce="sum"),
     "scatter_add": dict(input=MATRIX, dim=0, index=of(2, 3, dtype=torch.int64), src=MATRIX),
     "embedding": dict(input=longs(0, 1), weight=MATRIX),
     "embedding_bag": dict(input=longs(0, 1), weight=MATRIX, offsets=longs(0, 1, 2)),

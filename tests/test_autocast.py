@@ -200,6 +200,14 @@ BESIDE = {  # ours, and torch's
         lambda x, w: torch_reduce.scatter_add(x, 0, _places(x), x),
         lambda x, w: torch.scatter_add(x, 0, _places(x), x),
     ),
+    "index_reduce": (
+        lambda x, w: torch_reduce.index_reduce(x, 0, _target(x), x, "mean"),
+        lambda x, w: torch.index_reduce(x, 0, _target(x), x, "mean"),
+    ),
+    "scatter_reduce": (
+        lambda x, w: torch_reduce.scatter_reduce(x, 0, _places(x), x, "amax"),
+        lambda x, w: torch.scatter_reduce(x, 0, _places(x), x, "amax"),
+    ),
     "embedding": (lambda x, w: torch_reduce.embedding(_target(x), x), lambda x, w: F.embedding(_target(x), x)),
     "embedding_bag": (
         lambda x, w: torch_reduce.embedding_bag(_target(x), x, _target(x)[:2], mode="mean"),

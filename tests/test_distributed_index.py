@@ -70,6 +70,15 @@ CASES = {
     "index_add_": Case(lambda x, y, i: T.index_add_(x.clone(), 0, i, y), ["table", "rows"]),
     "scatter_add": Case(lambda x, y, i: T.scatter_add(x, 0, i, y), ["table", "rows"], ["elements"]),
     "scatter_add of rows": Case(lambda x, y, i: T.scatter_add(x, -2, i, y), ["table", "rows"], ["expanded"]),
+    "index_reduce, means": Case(lambda x, y, i: T.index_reduce(x, 0, i, y, "mean"), ["table", "rows"]),
+    "index_reduce, maxima": Case(lambda x, y, i: T.index_reduce(x, 0, i, y, "amax"), ["table", "rows"]),
+    "index_reduce, sums": Case(
+        lambda x, y, i: T.index_reduce(x, 0, i, y, "sum", include_self=False), ["table", "rows"]
+    ),
+    "scatter_reduce": Case(lambda x, y, i: T.scatter_reduce(x, 0, i, y, "mean"), ["table", "rows"], ["elements"]),
+    "scatter_reduce of rows": Case(
+        lambda x, y, i: T.scatter_reduce(x, -2, i, y, "amin"), ["table", "rows"], ["expanded"]
+    ),
     "embedding": Case(lambda w, i: T.embedding(i, w), ["table"], ["square"], makes=lambda cut: cut + 1),
     "embedding, padded": Case(lambda w, i: T.embedding(i, w, -1), ["table"], ["square"], makes=lambda cut: cut + 1),
     "embedding_bag": Case(lambda w, i, o: T.embedding_bag(i, w, o), ["table"], ["index", "offsets"]),
@@ -381,7 +390,7 @@ def along_another_dim(group, names):
         tensors, lists = case.given()
         lists = [one.to(here()) for one in lists]
         cuts = [x.tensor_split(world, 1 - case.dim)[rank] if x.dim() > 1 else x for x in tensors]
-        if name.startswith("scatter_add"):  # what this rank has of the index, too
+        if name.startswith("scatter"):  # what this rank has of the index, too
             lists = [one.tensor_split(world, 1)[rank] for one in lists]
         mine = [x.clone().to(here()).requires_grad_(x.dim() > 1) for x in cuts]
         shards = [Cut(x, 1 - case.dim, group) if x.dim() > 1 else x for x in mine]
@@ -393,7 +402,7 @@ def along_another_dim(group, names):
         for ours, bits in zip(*(torch.autograd.grad(each, leaves, given) for each in (got, wanted)), strict=True):
             assert_same_bits(ours, bits, name)
         whole = call(*tensors, *case.given()[1])
-        at = case.makes(1 - case.dim) if "add" not in name else 1
+        at = 1 if "add" in name or "reduce" in name else case.makes(1 - case.dim)
         at = 2 if "square" in case.lists else at
         assert_same_bits(got.detach(), whole.tensor_split(world, at)[rank], name)
 

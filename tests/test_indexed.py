@@ -1,4 +1,4 @@
-"""Sums by index: index_sum and its kin, index_add, scatter_add, embeddings and bincount."""
+"""Reductions by index: index_sum and its kin, index_add, scatter_reduce and their kin, embeddings and bincount."""
 
 import itertools
 import math
@@ -22,13 +22,14 @@ from torch_reduce import index_plan
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
 OPS = torch.ops.gpureduce
-AMAX, AMIN = kin("amax", "amin")
+AMAX, AMIN, PROD = kin("amax", "amin", "prod")
 FUNCTIONS = {
     "sum": (torch_reduce.index_sum, SUM),
     "mean": (torch_reduce.index_mean, MEAN),
     "amax": (torch_reduce.index_amax, AMAX),
     "amin": (torch_reduce.index_amin, AMIN),
 }
+REDUCTIONS = ["sum", "prod", "mean", "amax", "amin"]
 every_function = pytest.mark.parametrize("kind", list(FUNCTIONS))
 FLOATS = ["float32", "float16", "bfloat16", "float64"]
 
@@ -74,7 +75,8 @@ def expected(kind, source, index, size, dim, weight=None, dtype=None):
             shape = [n for d, n in enumerate(source.shape) if d != dim % source.dim()]
             each.append(numpy_of(none.to(source.dtype).expand(shape).contiguous()))
         else:
-            each.append(FUNCTIONS[kind][1].expected(rows, dim, dtype=dtype))
+            operation = PROD if kind == "prod" else FUNCTIONS[kind][1]
+            each.append(operation.expected(rows, dim, dtype=dtype))
     return np.stack(each, axis=dim % source.dim())
 
 
@@ -430,6 +432,171 @@ def test_bincount(device):
         assert_same_bits(torch_reduce.bincount(rows.to(torch.uint8), weights), wanted)
 
 
+# --- index_reduce and scatter_reduce ----------------------------------------------------------------------------------
+
+
+def expected_reduced(kind, input, dim, index, source, include_self):
+    """input reduced with the rows of source by index: the model's sums and products before they are rounded."""
+    name, size = name_of(input.dtype), input.shape[dim]
+    counts = torch.bincount(index.cpu().long(), minlength=size).numpy()
+    shape = [-1 if d == dim % input.dim() else 1 for d in range(input.dim())]
+    touched = (counts > 0).reshape([*shape, 1])
+    if kind in ("amax", "amin"):
+        every, rows = index, source
+        if include_self:
+            every, rows = torch.cat([torch.arange(size, device=index.device), index]), torch.cat([input, source], dim)
+        return np.where(touched, expected(kind, rows, every.long(), size, dim), numpy_of(input))
+    if name in INTEGER:
+        found = numpy_of(input).astype(np.int64)
+        for k in range(size):
+            rows = [source.select(dim, i).cpu().numpy().astype(np.int64) for i in (index.cpu() == k).nonzero()[:, 0]]
+            if include_self and rows:
+                rows.insert(0, input.select(dim, k).cpu().numpy().astype(np.int64))
+            if rows:
+                with np.errstate(over="ignore"):
+                    one = np.prod(rows, 0) if kind == "prod" else np.sum(rows, 0)
+                one = one // len(rows) if kind == "mean" else one
+                found[(slice(None),) * (dim % input.dim()) + (k,)] = one[..., None]
+        return (found != 0 if name == "bool" else found).astype(numpy_of(input).dtype)
+    acc = {"float64": "float64", "complex128": "complex128"}.get(name, "complex64" if name in COMPLEX else "float32")
+    part = {"complex64": "float32", "complex128": "float64"}
+    stored = expected("prod" if kind == "prod" else "sum", source, index.long(), size, dim, dtype=dtype_of(acc))
+    result, own = model.decode(stored, part.get(acc, acc)), model.decode(numpy_of(input), part.get(name, name))
+    wide = result.dtype.type
+    own, counts = own.astype(wide), counts.astype(wide).reshape([*shape, 1])
+    with np.errstate(all="ignore"):
+        if include_self:
+            result = own * result if kind == "prod" else own + result
+        if kind == "mean":
+            result = result / (counts + include_self)
+    return model.encode(np.where(touched, result, own), part.get(name, name))
+
+
+def has(kind, name):
+    return not (name in COMPLEX and kind not in ("sum", "mean")) and not (name in ("bool", "uint64") and kind == "mean")
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("kind", REDUCTIONS)
+@pytest.mark.parametrize("name", [*FLOATS, "float8_e5m2", "int32", "int64", "uint8", "uint16", "bool", "complex64"])
+def test_index_reduce(name, kind, include_self, device):
+    """The model's bits, of all dims; scatter_reduce has them too, by rows and by elements, also of a part."""
+    if not has(kind, name):
+        pytest.skip("there is none")
+    last = dict(include_self=include_self)
+    for shape, dim in (((30,), 0), ((30, 5), 0), ((2, 30, 3), 1), ((3, 30), -1), ((900, 2), 0)):
+        n = shape[dim]
+        source, index = data(shape, name, seed=1, device=device), index_of(n, 6, device)
+        size = list(shape)
+        size[dim] = 6
+        input = data(size, name, seed=2, device=device)
+        wanted = expected_reduced(kind, input, dim, index, source, include_self)
+        where = f"{shape}, {dim}"
+        assert_same_bits(torch_reduce.index_reduce(input, dim, index, source, kind, **last), wanted, where)
+        turned = source.transpose(0, -1).contiguous().transpose(0, -1)
+        found = torch_reduce.index_reduce(input, dim, index.to(torch.int32), turned, kind, **last)
+        assert_same_bits(found, wanted, where)
+        assert found.is_contiguous()
+        own = input.clone()
+        assert torch_reduce.index_reduce_(own, dim, index, source, kind, **last) is own
+        assert_same_bits(own, wanted)
+        wide = index.view([-1 if d == dim % source.dim() else 1 for d in range(source.dim())]).expand(shape)
+        for places in (wide, wide.contiguous(), wide.to(torch.int32)):
+            assert_same_bits(torch_reduce.scatter_reduce(input, dim, places, source, kind, **last), wanted, where)
+        if source.dim() == 2 and dim == 0:  # all columns but the last have entries
+            found = torch_reduce.scatter_reduce(input, 0, wide[:, :-1], source, kind, **last)
+            assert_same_bits(found[:, :-1], wanted[:, :-1], where)
+            assert_same_bits(found[:, -1], input[:, -1], where)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_reduced_as_torch(kind, include_self, device):
+    """In float64 and of integers the results are torch's: general scatters, smaller indices, no dims, no entries."""
+    last = dict(include_self=include_self)
+    close = torch.testing.assert_close
+    index, wide = index_of(9, 5, device), index_of(5 * 7 * 3, 5, device).view(5, 7, 3)
+    for name in ("float64", "int64", "int8", "uint8", "complex128"):
+        if not has(kind, name):
+            continue
+        input, source = small("float64", (6, 5, 4), 1, device), small("float64", (6, 9, 4), 2, device)
+        if name == "uint8":
+            input, source = input.abs(), source.abs()  # torch's sums and counts wrap around before it divides them
+        input, source = input.to(dtype_of(name)), source.to(dtype_of(name))
+        if kind != "sum" and (include_self or name != "complex128"):  # torch has these
+            wanted = input.index_reduce(1, index, source, kind, **last)
+            close(torch_reduce.index_reduce(input, 1, index, source, kind, **last), wanted)
+        for places in (wide, index.view(1, 9, 1).expand(5, 9, 2), index.view(1, 9, 1).expand(6, 9, 4)):
+            wanted = input.scatter_reduce(1, places, source, kind, **last)
+            found = torch_reduce.scatter_reduce(input, 1, places, source, kind, **last)
+            close(found, wanted)
+            assert found.stride() == wanted.stride()
+        nothing = torch_reduce.scatter_reduce(input, 1, wide[:, :0], source, kind, **last)
+        assert_same_bits(nothing, input)
+        assert_same_bits(torch_reduce.index_reduce(input, 1, index[:0], source[:, :0], kind, **last), input)
+        empty = input[:0], 1, index, source[:0], kind
+        assert torch_reduce.index_reduce(*empty, **last).shape == (0, 5, 4)
+    scalar, zero = torch.tensor(1.5, device=device), torch.tensor(0, device=device)
+    wanted = torch.scatter_reduce(scalar, 0, zero, scalar * 2, kind, **last)
+    close(torch_reduce.scatter_reduce(scalar, 0, zero, scalar * 2, kind, **last), wanted)
+    close(torch_reduce.index_reduce(scalar, 0, zero, scalar * 2, kind, **last), wanted)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("kind", ["amax", "amin"])
+def test_reduced_special_numbers(kind, name, device):
+    """NaN wins; infinities, zeros of both signs, and outputs without entries keep their bits."""
+    special = [-0.0, 0.0, math.inf, -math.inf, math.nan, 1.0]
+    input = torch.tensor(special, device=device).to(dtype_of(name)).repeat(7)
+    source = torch.tensor(special, device=device).to(dtype_of(name)).repeat_interleave(6)
+    index = torch.arange(36, device=device)
+    for include_self in (True, False):
+        wanted = expected_reduced(kind, input, 0, index, source, include_self)
+        found = torch_reduce.index_reduce(input, 0, index, source, kind, include_self=include_self)
+        assert_same_bits(found, wanted)
+        with torch_reduce.replace(["index_reduce", "scatter_reduce"], device):
+            assert_same_bits(input.index_reduce(0, index, source, kind, include_self=include_self), wanted)
+            assert_same_bits(input.scatter_reduce(0, index, source, kind, include_self=include_self), wanted)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_reduced_gradients_as_torch(kind, include_self, device):
+    """With ties, zeros in products, and outputs without entries: torch's gradients."""
+    index = index_of(36, 5, device).view(12, 3) % torch.tensor([2, 5, 4], device=device)
+    given_grad = small("float64", (5, 3), 3, device)
+    input = torch.arange(15, device=device).view(5, 3).remainder(4).sub(1).double()
+    source = torch.arange(36, device=device).view(12, 3).mul(7).remainder(5).sub(1).double()
+    if not include_self:
+        input = input + 0.5  # torch lets it share where it equals the extremum
+    grads = []
+    for function in (torch_reduce.scatter_reduce, torch.scatter_reduce):
+        leaves = [x.clone().requires_grad_() for x in (input, source)]
+        result = function(leaves[0], 0, index, leaves[1], kind, include_self=include_self)
+        grads.append(torch.autograd.grad(result, leaves, given_grad))
+    torch.testing.assert_close(*grads)
+    if kind in ("amax", "amin"):  # who is left out has no share
+        same, entries = torch.ones(2, device=device), torch.ones(4, device=device).requires_grad_()
+        last = torch.tensor([0, 0, 0, 1], device=device)
+        found = torch_reduce.index_reduce(same, 0, last, entries, kind, include_self=include_self)
+        (grad,) = torch.autograd.grad(found.sum(), entries)
+        assert_same_bits(grad, 1 / torch.tensor([3.0, 3, 3, 1], device=device).add(int(include_self)))
+
+
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_reduced_many_rows(kind, device):
+    """Rows and elements of one output have the order of a long sum, and halves are rounded once."""
+    index = index_of(9000, 3, device, hot=True)
+    for name in ("float32", "bfloat16"):
+        source = data((9000, 2), "float32", seed=3, device=device)
+        source = (1 + source / source.abs().max() / 64).to(dtype_of(name))
+        input = data((3, 2), name, seed=4, device=device)
+        wanted = expected_reduced(kind, input, 0, index, source, True)
+        assert_same_bits(torch_reduce.index_reduce(input, 0, index, source, kind), wanted)
+        places = index[:, None].repeat(1, 2)
+        assert_same_bits(torch_reduce.scatter_reduce(input, 0, places, source, kind), wanted)
+
+
 # --- derivatives, vmap, tracing ---------------------------------------------------------------------------------------
 
 INDEX = [3, 0, 0, 3, 2, 0]
@@ -456,6 +623,25 @@ def differentiable(device):
         "index_add, complex": (lambda x, y: reduce.index_add(x, 0, index, y, alpha=2 + 1j), (single, line)),
         "scatter_add": (lambda x, y: reduce.scatter_add(x, 0, wide, y), (base, rows)),
         "scatter_add, rows": (lambda x, y: reduce.scatter_add(x, 0, index[:, None].expand(6, 2), y), (base, rows)),
+        **{
+            f"index_reduce, {kind}": (lambda x, y, k=kind: reduce.index_reduce(x, 0, index, y, k), (base, rows))
+            for kind in REDUCTIONS
+        },
+        **{
+            f"scatter_reduce, {kind}": (
+                lambda x, y, k=kind: reduce.scatter_reduce(x, 0, wide, y, k, include_self=k == "amin"),
+                (base, rows),
+            )
+            for kind in REDUCTIONS
+        },
+        "index_reduce_": (
+            lambda x, y: reduce.index_reduce_(x * 1, 0, index, y, "mean", include_self=False),
+            (base, rows),
+        ),
+        "scatter_reduce, rows": (
+            lambda x, y: reduce.scatter_reduce(x, 0, index[:, None].expand(6, 3), y, "prod", include_self=False),
+            (base, rows),
+        ),
         "embedding": (lambda x: reduce.embedding(index.view(2, 3), x), (base,)),
         "bag": (lambda x, w: reduce.embedding_bag(index, x, ends, per_sample_weights=w), (base, weight)),
         "bag, mean": (lambda x: reduce.embedding_bag(index, x, ends, mode="mean"), (base,)),
@@ -520,7 +706,7 @@ def test_inputs_may_change_before_the_backward_pass(device):
 @every_differentiable
 def test_vmap(form, device):
     """A batch has the results of its calls, of each input batched and of all; with gradients."""
-    if form in ("bincount", "index_add_"):
+    if form in ("bincount", "index_add_", "index_reduce_"):
         pytest.skip("waits for the host, or writes an input that is not batched")
     function, inputs = differentiable(device)[form]
     plain = [x.detach() for x in inputs]
@@ -549,6 +735,8 @@ def test_vmap_over_indices(device):
         lambda i: torch_reduce.index_sum(source[:, 0], i, 6),
         lambda i: torch_reduce.index_add(base, 0, i, source),
         lambda i: torch_reduce.scatter_add(base, 0, i[:, None].expand(50, 4), source),
+        *(lambda i, k=k: torch_reduce.index_reduce(base, 0, i, source, k) for k in REDUCTIONS),
+        lambda i: torch_reduce.scatter_reduce(base, 0, i[:, None].expand(50, 4), source, "mean", include_self=False),
         lambda i: torch_reduce.embedding(i.view(5, 10), table, 2),
     ):
         assert_same_bits(torch.vmap(function)(index), torch.stack([function(i) for i in index]))
@@ -580,6 +768,8 @@ def test_compile_with_sizes(device):
         added = torch_reduce.index_add(base, 0, index, x)
         more = torch_reduce.scatter_add(base, 0, index[:, None].expand_as(x), x)
         single = torch_reduce.index_sum(x[:, 0].contiguous(), index, base.shape[0])
+        more = more + torch_reduce.index_reduce(base, 0, index, x, "mean")
+        more = more * torch_reduce.scatter_reduce(base, 0, index[:, None].expand_as(x), x, "amax")
         return added, more, single, torch_reduce.embedding(index, base, 0)
 
     compiled = torch.compile(sums, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -600,6 +790,9 @@ def test_opcheck(device):
     opcheck(OPS.index_add.default, (base, 0, index, x), dict(alpha=2))
     opcheck(OPS.scatter_add.default, (base, 0, index[:, None].expand(6, 3), x))
     opcheck(OPS.scatter_add.default, (base, 0, index[:, None].repeat(1, 3), x))
+    for kind in REDUCTIONS:
+        opcheck(OPS.index_reduce.default, (base, 0, index, x, kind))
+        opcheck(OPS.scatter_reduce.default, (base, 0, index[:, None].repeat(1, 3), x, kind), dict(include_self=False))
     opcheck(OPS.embedding.default, (index, base, 3))
     opcheck(OPS._embedding.default, (base, index, 3))
     opcheck(OPS.embedding_bag.default, (index, base, torch.tensor([0, 2, 6], device=device)))
@@ -738,6 +931,23 @@ def test_torch_errors(device):
         both("scatter_add", x, 0, torch.zeros(1, 3, dtype=torch.int64, device=device), torch.ones(1, 3, device=device)),
         both("scatter_add", x, 0, torch.zeros(3, 2, dtype=torch.int64, device=device), y),
         both("scatter_add", x, 2, index[None], y),
+        both("index_reduce", x, 0, index, y[:, :1], "prod"),
+        both("index_reduce", x, 0, index, x, "mean"),
+        both("index_reduce", x, 0, index, y.double(), "amax"),
+        both("index_reduce", x, 0, index.short(), y, "amin"),
+        both("index_reduce", x, 0, index[None], y, "prod"),
+        both("index_reduce", x, 2, index, y, "prod"),
+        both("index_reduce", x, 0, index, y, "max"),
+        both("index_reduce", x, 0, index, y, None),
+        both("index_reduce", x, 0, index, y, "prod", include_self=None),
+        both("index_reduce", x + 0j, 0, index, y + 0j, "amax"),
+        both("index_reduce", x > 0, 0, index, y > 0, "mean"),
+        both("scatter_reduce", x, 0, index[None].short(), y, "sum"),
+        both("scatter_reduce", x, 0, index[None], y.double(), "sum"),
+        both("scatter_reduce", x, 0, torch.zeros(3, 2, dtype=torch.int64, device=device), y, "mean"),
+        both("scatter_reduce", x, 2, index[None], y, "prod"),
+        both("scatter_reduce", x + 0j, 0, index[None], y + 0j, "amin"),
+        both("scatter_reduce", x > 0, 0, index[None], y > 0, "mean"),
         both("embedding", index.float(), x),
         both("embedding", index, x[0]),
         both("embedding_bag", index, x, index, mode="none"),
@@ -759,9 +969,18 @@ def test_torch_errors(device):
             both("scatter_add", x, 0, -index[None], y),
             both("scatter_add", x, 1, torch.stack([index * 2, index]), y),  # in memory it is an element of the next row
             both("scatter_add", x, 0, index[:, None].expand(2, 2) + 2, y),
+            both("index_reduce", x, 0, index + 2, y, "mean"),
+            both("index_reduce", x, 0, -index, y, "amax"),
+            both("scatter_reduce", x, 0, index[None] + 2, y, "prod"),
+            both("scatter_reduce", x, 0, index[:, None].expand(2, 2) + 2, y, "amax"),
             both("embedding", index + 2, x),
             both("embedding", -index, x),
         ]
+        for kind in REDUCTIONS:
+            with pytest.raises(IndexError, match=r"^index_reduce\(\).*entry"):
+                torch_reduce.index_reduce(x, 0, index + 2, y, kind)
+            with pytest.raises(RuntimeError, match=r"^scatter_reduce\(\).*out of bounds"):
+                torch_reduce.scatter_reduce(x, 0, index[:, None].repeat(1, 2) + 2, y, kind, include_self=False)
         for bad in (index + 2, -index):
             with pytest.raises(IndexError, match=r"index_add\(\).*entry 1"):
                 torch_reduce.index_add(x, 0, bad, y)
@@ -786,5 +1005,8 @@ def test_operators_are_the_functions(device):
     x, index = data((50, 2), "float32", device=device), index_of(50, 4, device)
     assert_same_bits(OPS.index_sum(x, index, 4, -2), torch_reduce.index_sum(x, index, 4))
     assert_same_bits(OPS.index_sum(x, index, 4, 0, out=x.new_empty(4, 2)), torch_reduce.index_sum(x, index, 4))
-    for name in ("index_sum", "index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"):
+    both = torch_reduce.index_reduce(x[:4], 0, index, x, "prod", include_self=False)
+    assert_same_bits(OPS.index_reduce(x[:4], 0, index, x, "prod", include_self=False), both)
+    names = ["index_sum", "index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"]
+    for name in [*names, "index_reduce", "index_reduce_", "scatter_reduce"]:
         assert getattr(OPS, name).__doc__ == getattr(torch_reduce, name).__doc__

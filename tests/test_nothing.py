@@ -122,6 +122,13 @@ def test_indices(shape, count, device):
         x,
         y,
     )
+    for kind in ("prod", "mean", "amax", "amin"):
+        expect_gradients(
+            lambda x, y, k=kind: torch_reduce.index_reduce(x, 0, index, y, k),
+            lambda x, y, k=kind: torch.index_reduce(x, 0, index, y, k),
+            x,
+            y,
+        )
     expect_gradients(
         lambda y: torch_reduce.index_sum(y, index, shape[0]), lambda y: torch.zeros_like(x).index_add(0, index, y), y
     )

@@ -124,6 +124,9 @@ OF_OPERATOR = {
     "embedding": {"input": integers(0, 2, 1, 0), "weight": floats(4, 5)},
     "embedding_bag": {"input": integers(0, 2, 1, 0), "weight": floats(4, 5)},
     "scatter_add": {"index": lambda: torch.zeros(4, 5, dtype=torch.int64), "dim": lambda: 0},
+    "index_reduce": {"dim": lambda: 0},
+    "index_reduce_": {"dim": lambda: 0},
+    "scatter_reduce": {"index": lambda: torch.zeros(4, 5, dtype=torch.int64), "dim": lambda: 0},
     "index_add": {"dim": lambda: 0},
     "index_add_": {"dim": lambda: 0},
     "_log_prob": {"dim": lambda: 1},
@@ -153,6 +156,8 @@ OF_FAMILY = {  # by how names begin: the first one counts
         "accumulate": lambda: True,
     },
     "_traced_index_add": {"dim": lambda: 0},
+    "_traced_index_reduce": {"dim": lambda: 0},
+    "_traced_scatter_reduce": {"index": lambda: torch.zeros(4, 5, dtype=torch.int64), "dim": lambda: 0},
     "_traced_scatter_add": {"index": lambda: torch.zeros(4, 5, dtype=torch.int64), "dim": lambda: 0},
     "_traced_nll_loss_backward": {"grad_output": floats()},
 }

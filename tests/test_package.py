@@ -102,6 +102,7 @@ def test_documented_and_typed():
         "index_amax",
         "index_amin",
     }
+    wanted |= {"index_reduce", "index_reduce_", "scatter_reduce"}
     wanted |= {"index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}

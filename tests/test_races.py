@@ -86,6 +86,17 @@ def _(device, index, out):
     return lambda: torch_reduce.index_add(start, 0, index, source)
 
 
+@entry(BY_INDEX, "index_reduce")
+def _(device, index, out):
+    source, start = rows(device, ENTRIES, COLUMNS), rows(device, SIZE, COLUMNS)
+    kinds = ("sum", "prod", "mean", "amax", "amin")
+    return lambda: [
+        torch_reduce.index_reduce(start, 0, index, source, kind, include_self=own)
+        for kind in kinds
+        for own in (True, False)
+    ]
+
+
 @entry(BY_INDEX, "scatter_add")
 def _(device, index, out):
     source, start = rows(device, ENTRIES, COLUMNS), rows(device, SIZE, COLUMNS)
@@ -177,6 +188,7 @@ def _(device, offsets, out):
 HAVE_OUT = {name for name in (*BY_INDEX, *BY_OFFSETS) if name.startswith(("index_", "segment_"))} - {
     "index_plan",
     "index_add",
+    "index_reduce",
     "index_sum of numbers",
     "segment_softmax",
 }

@@ -28,6 +28,7 @@ OPINFO = opinfo()
 torch.vmap(torch.neg)(torch.ones(2))  # functorch registers kernels at its first call
 KERNELS = ["sum.dim_IntList", "sum.IntList_out", "sum", "sum.out", "mean.dim", "mean.out", "prod", "prod.dim_int"]
 KERNELS += ["amax", "amax.out", "amin", "any.dims", "any", "all.dim", "count_nonzero.dim_IntList", "linalg_vector_norm"]
+KERNELS += ["index_reduce", "index_reduce.out", "scatter_reduce.two", "scatter_reduce_.two"]
 KERNELS += ["index_add", "index_add_", "scatter_add.out", "_index_put_impl_", "bincount", "embedding_dense_backward"]
 KERNELS += ["rms_norm", "_fused_rms_norm", "nll_loss_forward", "nll_loss_forward.output", "nll_loss2d_backward"]
 KERNELS = [f"aten::{name}" for name in KERNELS]
@@ -686,6 +687,25 @@ OTHERS = {
         (lambda x: rows_of(x).scatter_add(0, bins(x)[:, None].expand(5000, 64), x.t()), lambda x: in_bins(x)),
         (lambda x: rows_of(x).scatter_add_(0, bins(x)[:, None].expand(5000, 64).clone(), x.t()), lambda x: in_bins(x)),
     ],
+    "index_reduce": [
+        (
+            lambda x: rows_of(x).index_reduce(0, bins(x), x.t(), "mean", include_self=False),
+            lambda x: in_bins(x, "mean"),
+        ),
+        (
+            lambda x: rows_of(x).index_reduce_(0, bins(x), x.t(), "mean", include_self=False),
+            lambda x: in_bins(x, "mean"),
+        ),
+    ],
+    "scatter_reduce": [
+        (lambda x: rows_of(x).scatter_reduce(0, bins(x)[:, None].expand(5000, 64), x.t(), "sum"), lambda x: in_bins(x)),
+        (
+            lambda x: rows_of(x).scatter_reduce_(
+                0, bins(x)[:, None].expand(5000, 64).clone(), x.t(), "mean", include_self=False
+            ),
+            lambda x: in_bins(x, "mean"),
+        ),
+    ],
     "index_put": [
         (lambda x: rows_of(x).index_put((bins(x),), x.t(), accumulate=True), lambda x: in_bins(x)),
         (lambda x: torch.ops.aten.index_put(rows_of(x).t(), [None, bins(x)], x, True).t(), lambda x: in_bins(x)),
@@ -706,9 +726,9 @@ def bins(x):
     return torch.arange(x.shape[1], device=x.device) // 3 % 7
 
 
-def in_bins(x):
-    """The sums of the columns of each bin."""
-    return torch.stack([torch_reduce.sum(x[:, bins(x) == k], 1) for k in range(7)])
+def in_bins(x, kind="sum"):
+    """The sums or means of the columns of each bin."""
+    return torch.stack([getattr(torch_reduce, kind)(x[:, bins(x) == k], 1) for k in range(7)])
 
 
 def classes(x, ignored=None):
@@ -734,7 +754,8 @@ def loss_of(x, target, weight=None, reduction="mean", ignored=-100):
     return losses.to(x.dtype)
 
 
-ATOMIC = {"nll_loss", "index_add", "scatter_add", "index_put", "embedding", "bincount"}
+BY_INDEX = {"index_add", "scatter_add", "index_reduce", "scatter_reduce", "index_put", "embedding", "bincount"}
+ATOMIC = {"nll_loss", *BY_INDEX}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -1105,7 +1126,6 @@ MORE = {
     ],
     "std": [lambda x: torch.std(x, 1, False)],
 }
-BY_INDEX = {"index_add", "scatter_add", "index_put", "embedding", "bincount"}  # test_replace_indexed.py compiles these
 CALLS = {
     name: [torchs for torchs, _ in OTHERS.get(name, [])] + MORE.get(name, [])
     for name in ["sum", *OTHERS]

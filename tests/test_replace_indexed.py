@@ -149,6 +149,68 @@ def test_scatter_add(name, device):
                 assert_same_bits(torch.scatter_add(x, dim, given, src, out=torch.empty_like(x)), wanted)
 
 
+def reduced(target, entries, values, kind, include_self):
+    """As added(), for every reduction: of floats in NumPy's stored form."""
+    name = name_of(target.dtype)
+    wide = np.float64 if name == "float64" else np.float32
+    before, values = (model.decode(numpy_of(x)[..., 0], name).astype(wide) for x in (target, values))
+    result = before.copy()
+    for output in np.unique(entries):
+        mine, own = values[None, entries == output], before[output]
+        with np.errstate(all="ignore"):
+            if kind in ("sum", "mean"):
+                one = model.ordered_sum(mine)[0]
+                one = own + one if include_self else one
+                one = one / wide(mine.size + include_self) if kind == "mean" else one
+            elif kind == "prod":
+                one = numpy_of(torch_reduce.prod(torch.from_numpy(mine[0])))[0]
+                one = own * one if include_self else one
+            else:
+                largest = np.maximum if kind == "amax" else np.minimum
+                one = largest.reduce(np.append(mine[0], own) if include_self else mine[0])
+        result[output] = one
+    return model.encode(result, name)[..., None]
+
+
+REDUCTIONS = ["sum", "prod", "mean", "amax", "amin"]
+
+
+@pytest.mark.parametrize("kind", REDUCTIONS)
+@pytest.mark.parametrize("name", FLOATS)
+def test_reductions(name, kind, device):
+    """index_reduce and scatter_reduce in all forms, with few and many entries: the model's bits."""
+    for shape, dim, index_shape, include_self in [
+        ((7,), 0, (5000,), True),
+        ((5, 4), 0, (900, 4), False),
+        ((5, 40), 1, (4, 300), True),
+        ((9, 4000), 1, (8, 300), False),  # few entries
+        ((9000, 2), 0, (300, 2), True),
+    ]:
+        x = data(shape, name, seed=1, device=device)
+        src = data(index_shape, "float32", seed=2, device=device)
+        src = (1 + src / src.abs().max() / 16).to(dtype_of(name)) if kind == "prod" else src.to(dtype_of(name))
+        index = problem(index_shape, shape[dim] - 1, 3, device)  # the last output has no entries
+        entries = numbers_of(shape, dim, index.cpu().numpy(), np.indices(index_shape)).ravel()
+        wanted = reduced(x.flatten(), entries, src.flatten(), kind, include_self).reshape(*shape, 1)
+        last = dict(include_self=include_self)
+        with replaced(device):
+            assert_same_bits(torch.scatter_reduce(x, dim, index, src, kind, **last), wanted)
+            assert_same_bits(x.clone().scatter_reduce_(dim, index, src, kind, **last), wanted)
+            out = torch.empty_like(x)
+            assert_same_bits(aten.scatter_reduce.two_out(x, dim, index, src, kind, **last, out=out), wanted)
+        if kind == "sum" or index_shape[1:] != shape[1:]:
+            continue
+        rows = index.reshape(len(index), -1)[:, 0]
+        places = rows.cpu().numpy().reshape([-1] + [1] * (len(shape) - 1)) + np.zeros(index_shape, int)
+        entries = numbers_of(shape, 0, places, np.indices(index_shape)).ravel()
+        wanted = reduced(x.flatten(), entries, src.flatten(), kind, include_self).reshape(*shape, 1)
+        with replaced(device):
+            for given in (rows, rows.int()):
+                assert_same_bits(torch.index_reduce(x, 0, given, src, kind, **last), wanted)
+                assert_same_bits(x.clone().index_reduce_(0, given, src, kind, **last), wanted)
+                assert_same_bits(torch.index_reduce(x, 0, given, src, kind, **last, out=x.new_empty(0)), wanted)
+
+
 def mask(shape, seed, device):
     return torch.from_numpy(np.random.default_rng(seed).random(shape) < 0.6).to(device)
 
@@ -269,6 +331,8 @@ def test_few_entries_need_little_memory():
             lambda: x.index_put_((i, j), torch.ones(100), accumulate=True),
             lambda: x.index_add_(0, i[:9], torch.ones(9, 4000)),
             lambda: x.scatter_add_(1, j[:, None], torch.ones(100, 1)),
+            lambda: x.index_reduce_(0, i[:9], torch.ones(9, 4000), "mean"),
+            lambda: x.scatter_reduce_(1, j[:, None], torch.ones(100, 1), "amax"),
         ):
             call()  # the first one loads code
             assert 0 < allocated(call) < x.nbytes / 8
@@ -281,6 +345,15 @@ CALLS = {
     "index_add_": lambda x, y, i, j: x.clone().index_add_(1, i, y),
     "scatter_add": lambda x, y, i, j: x.scatter_add(1, j, y),
     "scatter_add_": lambda x, y, i, j: x.clone().scatter_add_(1, j, y),
+    **{
+        f"{function}, {kind}": lambda x, y, i, j, f=function, k=kind: getattr(x.clone(), f)(
+            1, i if f[:5] == "index" else j, y[:, :500], k, include_self=k != "mean"
+        )
+        for function in ("index_reduce", "index_reduce_", "scatter_reduce", "scatter_reduce_")
+        for kind in ("mean", "amax", "amin")
+    },
+    "scatter_reduce, sum": lambda x, y, i, j: x.scatter_reduce(1, j, y, "sum"),
+    "scatter_reduce, prod": lambda x, y, i, j: x.scatter_reduce(1, j[:, :9], y, "prod"),
     "index_put": lambda x, y, i, j: x.index_put((j % 4, j), y, accumulate=True),
     "index_put_": lambda x, y, i, j: x.clone().index_put_(
         (torch.tensor([1], device=x.device), j[0]), y[0], accumulate=True
@@ -302,6 +375,9 @@ def numbers(shape, dtype, seed, device):
 def test_values(call, name, device):
     """Of every dtype: torch's own results, in float64 for floats; the same dtype, shape and strides."""
     dtype = dtype_of(name)
+    complex_too = "reduce" not in call or call.endswith(("sum", "prod"))
+    if (dtype.is_complex and not complex_too) or (call.endswith("mean") and dtype == torch.bool):
+        pytest.skip("torch has none")
     x, y = numbers((4, 6), dtype, 1, device), numbers((4, 500), dtype, 2, device)
     i, j = problem((500,), 6, 3, device), problem((4, 500), 6, 4, device)
     with replaced(device):
@@ -327,16 +403,20 @@ SAMPLED = [
     "__getitem__",
     "bincount",
 ]
-SAMPLED += ["nn.functional.embedding", "masked_select", "scatter_reduce", "unfold_copy"]  # the last two are torch's
+SAMPLED += ["nn.functional.embedding", "masked_select", "unfold_copy"]  # the last one is torch's
+SAMPLED += [f"index_reduce {kind}" for kind in REDUCTIONS if kind != "sum"]
+SAMPLED += [f"scatter_reduce {kind}" for kind in REDUCTIONS]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64], ids=str)
 @pytest.mark.parametrize("name", SAMPLED)
 def test_opinfo_samples(name, dtype, device):
     """On torch's own samples: its dtype, shape and strides, its values, its gradients, and its errors."""
-    op = opinfo(name)
+    op = opinfo(*name.split())
     if dtype not in op.supported_dtypes(device):
         pytest.skip(f"torch has no {dtype} there")
+    if name == "index_reduce mean" and dtype == torch.bfloat16:
+        pytest.skip("torch rounds after each entry; test_values has float64")
     differentiable = op.supports_autograd and dtype == torch.float64
 
     def run(sample):
@@ -448,6 +528,10 @@ def test_checked_gradients(device):
             assert torch.autograd.gradcheck(function, (x, y), check_forward_ad=True, check_batched_grad=True)
             assert torch.autograd.gradgradcheck(function, (x, y))
         assert torch.autograd.gradcheck(lambda x: F.embedding(i, x), (x,))
+        for kind in REDUCTIONS:  # torch has no forward mode of these
+            assert torch.autograd.gradcheck(lambda x, y, k=kind: x.scatter_reduce(0, j, y, k), (x, y))
+            if kind != "sum":
+                assert torch.autograd.gradcheck(lambda x, y, k=kind: x.index_reduce(0, i, y, k), (x, y))
 
 
 def test_batch_invariance(device):
@@ -518,6 +602,12 @@ def left(d):
         "scatter beyond self": lambda: x[:, :3].scatter_add(0, i[:, None].expand(2, 4), one),
         "scatter of nothing": lambda: x.scatter_add(0, i[:0], one),
         "scatter from itself": lambda: (y := x.clone()).scatter_add_(0, i[:, None].expand(2, 4), y),
+        "integers": lambda: x.int().index_reduce(0, i, one.int(), "mean"),
+        "complex products": lambda: (x + 1j).scatter_reduce(0, i[:, None].expand(2, 4), one + 1j, "prod"),
+        "reduced by what nobody knows": lambda: x.index_reduce(0, i, one, "max"),
+        "reduced by a sum": lambda: x.index_reduce(0, i, one, "sum"),
+        "another dtype, reduced": lambda: x.scatter_reduce(0, i[:, None].expand(2, 4), one.double(), "mean"),
+        "reduced from itself": lambda: (y := x.clone()).index_reduce_(0, i, y[:2], "amax"),
         "put of nothing": lambda: aten.index_put(x, [i[:0]], one[:0], True),
         "put of another dtype": lambda: aten.index_put(x, [i], one.double(), True),
         "put of what does not fit": lambda: aten.index_put(x, [i], one[:, :3], True),
@@ -551,6 +641,8 @@ def beyond(d):
         matrix = i[:, None].expand(2, 4)
         yield lambda i=i: x.clone().index_add_(0, i, one)
         yield lambda i=i: x.index_add(0, i, one)
+        yield lambda i=i: x.clone().index_reduce_(0, i, one, "mean")
+        yield lambda matrix=matrix: x.scatter_reduce(0, matrix, one, "amax")
         yield lambda matrix=matrix: x.scatter_add(0, matrix, one)
         yield lambda matrix=matrix: x.scatter_add(0, matrix.contiguous(), one)
         yield lambda i=i: aten.embedding_dense_backward(one, i, 3, -1, False)
@@ -657,6 +749,8 @@ def test_deterministic_algorithms_change_no_bit(device):
             x.index_add(0, index, source),
             x.scatter_add(0, index[:, None].expand(-1, 5), source),
             x.index_put((index,), source, accumulate=True),
+            x.index_reduce(0, index, source, "mean"),
+            x.scatter_reduce(0, index[:, None].expand(-1, 5), source, "sum"),
         )
 
     with replaced(device):
@@ -689,6 +783,9 @@ COMPILED = {
     "index_select": lambda x, i, g: x.index_select(0, i) * g,
     "scatter_add": lambda x, i, g: x.scatter_add(0, i[:, None].expand(-1, 5), g),
     "gather": lambda x, i, g: x.gather(0, i[:, None] % (i[:, None] + torch.arange(1, 6, device=x.device))) * g,
+    "index_reduce": lambda x, i, g: x.index_reduce(0, i, g, "mean", include_self=False),
+    "index_reduce of few": lambda x, i, g: x.repeat(500, 1).index_reduce(0, i[:9] * 400, g[:9], "prod"),
+    "scatter_reduce": lambda x, i, g: x.scatter_reduce(0, i[:, None].expand(-1, 5), g, "amax"),
     "index_put": lambda x, i, g: x.index_put((i,), g, accumulate=True),
     "index_put of columns": lambda x, i, g: x.t().contiguous().t().index_put((i,), g, accumulate=True),
     "index_put apart": lambda x, i, g: aten.index_put(x[:, None], [i, None, i % 5], g[:, :1], True),

@@ -150,6 +150,17 @@ CALLS = {
         lambda x: x.scatter_add(1, places(x, x.shape[1])[:, None, None].expand(x.shape)[..., 1:], x),
         lambda x: x.scatter_add(3, places(x, x[..., :1].numel()).view(x[..., :1].shape), x[..., :1]),
     ],
+    "index_reduce": [
+        lambda x: x.index_reduce(1, places(x, x.shape[1]), x, "amax"),
+        lambda x: x.index_reduce(3, places(x, x.shape[3]), x.contiguous(), "mean", include_self=False),
+        lambda x: x.index_reduce(3, places(x, 1), x[..., :1], "prod"),  # few entries
+    ],
+    "scatter_reduce": [
+        lambda x: x.scatter_reduce(1, places(x, x.numel()).view(x.shape), x, "sum"),
+        lambda x: x.scatter_reduce(1, places(x, x.shape[1])[:, None, None].expand(x.shape), x.contiguous(), "amin"),
+        lambda x: x.scatter_reduce(1, places(x, x.shape[1])[:, None, None].expand(x.shape)[..., 1:], x, "mean"),
+        lambda x: x.scatter_reduce(3, places(x, x[..., :1].numel()).view(x[..., :1].shape), x[..., :1], "amax"),
+    ],
     "index_put": [
         lambda x: x.index_put((places(x, x.shape[0]),), x, accumulate=True),
         lambda x: x.index_put((None, places(x, x.shape[1])), x.contiguous(), accumulate=True),
@@ -255,6 +266,17 @@ OURS = {
     "scatter_add": tuple(
         lambda x, f=f: f(x, 1, places(x, x.numel()).view(x.shape), x)
         for f in (torch_reduce.scatter_add, torch.scatter_add)
+    ),
+    **{
+        f"index_reduce, {kind}": tuple(
+            lambda x, f=f, k=kind: f(x, 1, places(x, x.shape[1]), x, k)
+            for f in (torch_reduce.index_reduce, torch.index_reduce)
+        )
+        for kind in ("mean", "amax")
+    },
+    "scatter_reduce": tuple(
+        lambda x, f=f: f(x, 1, places(x, x.numel()).view(x.shape), x, "mean", include_self=False)
+        for f in (torch_reduce.scatter_reduce, torch.scatter_reduce)
     ),
     "scatter_add of nothing": tuple(
         lambda x, f=f: f(x, 1, places(x, 0).view(0, 0, 0, 0), x) for f in (torch_reduce.scatter_add, torch.scatter_add)

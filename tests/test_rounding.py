@@ -137,6 +137,10 @@ def test_indices(name, device):
             assert_bits_of_a_graph(lambda x, f=function: f(x, index, 6), x)
         assert_bits_of_a_graph(lambda y, x: T.index_add(y, 0, index, x, alpha=0.3), table, x)
         assert_bits_of_a_graph(lambda y, x: T.scatter_add(y, 0, index[:, None].expand(6, 5), x), table, x)
+        for kind in ("sum", "prod", "mean", "amax", "amin"):
+            for own in (True, False):
+                function = lambda y, x, k=kind, s=own: T.index_reduce(y, 0, index, x, k, include_self=s)  # noqa: E731
+                assert_bits_of_a_graph(function, table, x)
         assert_bits_of_a_graph(lambda y: T.embedding(index, y, 2), table)
         assert_bits_of_a_graph(lambda y: T.embedding_bag(index, y, offsets, mode="mean"), table)
         assert_bits_of_a_graph(lambda y, w: T.embedding_bag(index, y, offsets, per_sample_weights=w), table, weight)

@@ -47,6 +47,8 @@ __all__ = [
     "index_amin",
     "index_mean",
     "index_plan",
+    "index_reduce",
+    "index_reduce_",
     "index_sum",
     "ladder",
     "layer_norm",
@@ -62,6 +64,7 @@ __all__ = [
     "replace_torch_sum",
     "rms_norm",
     "scatter_add",
+    "scatter_reduce",
     "segment_amax",
     "segment_amin",
     "segment_logsumexp",
@@ -119,8 +122,11 @@ else:
         index_amax,
         index_amin,
         index_mean,
+        index_reduce,
+        index_reduce_,
         index_sum,
         scatter_add,
+        scatter_reduce,
     )
     from ._log_prob_of import log_prob_of
     from ._replace import replace, replace_torch_sum
@@ -144,7 +150,7 @@ else:
         + [std, sum, var, var_mean, vector_norm, weighted_sum]
         + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]
         + [bincount, embedding, embedding_bag, index_add, index_add_, index_amax, index_amin, index_mean, index_sum]
-        + [scatter_add]
+        + [index_reduce, index_reduce_, scatter_add, scatter_reduce]
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
     _imports.when_imported("torch.distributed.tensor", lambda: import_module(".distributed._dtensor", __name__))

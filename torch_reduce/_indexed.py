@@ -1,4 +1,4 @@
-"""Sums by index, and the functions of torch that are such sums: index_add, scatter_add, embeddings and bincount."""
+"""Reductions by index, and torch's functions that are such: index_add, scatter_reduce, embeddings, bincount, ..."""
 
 from typing import Any
 
@@ -338,6 +338,144 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
         return _named("scatter_add", of_dtensors, input, dim, index, src)
     return _library.call("scatter_add", _ops.scatter_add.default, input, dim, index, src)
+
+
+def _reduction_arguments(name: str, dim: Any, reduce: Any, include_self: Any) -> None:
+    integer(name, "dim", dim)
+    if not isinstance(reduce, str):
+        raise TypeError(f"{name}(): argument 'reduce' must be str, not {type(reduce).__name__}")
+    _arguments.boolean(name, "include_self", include_self)
+
+
+def _index_reduce_of_dtensors(name: str, *given: Any) -> Tensor:
+    from .distributed._dtensor import index_reduce as of_dtensors
+
+    return _named(name, of_dtensors, name, *given)
+
+
+def index_reduce(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """``input`` reduced with the rows of ``source`` by index, as :func:`torch.index_reduce`; and also by sums.
+
+    Args:
+        input: as for :func:`index_add`. Complex numbers have sums and means only; bool and uint64 have no mean.
+        dim: as for :func:`index_add`.
+        index: as for :func:`index_add`.
+        source: as for :func:`index_add`.
+        reduce: "prod", "mean", "amax" or "amin"; or "sum", which torch's function does not have.
+        include_self: whether a row of ``input`` is reduced with its entries. Otherwise they replace it.
+
+    Returns:
+        A new tensor of the shape and dtype of ``input``. Rows that no entry names keep the values of ``input``. The
+        mean of integers is rounded down.
+
+    **Bits.** R is the sum, the product or the extremum of a row's entries, in the order of :func:`index_sum`, before it
+    is rounded to the dtype: float32 for float16 and bfloat16, and int64 for integers. With ``include_self`` the result
+    is ``input + R``, ``input * R``, or the larger or smaller of both. The mean is this sum over the number of entries,
+    one more with ``include_self``. Each operation is rounded in this type, and the result once to the dtype. torch
+    rounds after each entry, and on a GPU it takes them in another order in each run.
+
+    **Gradients** of any order and in forward mode. All elements that are an output's extremum share its gradient
+    equally. A row that is left out has no gradient and no share. (torch's function gives it no gradient either, but
+    counts it among those that share if it equals the extremum.)
+
+    Raises:
+        TypeError: an argument is no tensor, or of another type.
+        IndexError: as :func:`index_add`.
+        RuntimeError: dtypes or shapes that do not fit; another ``reduce``.
+        NotImplementedError: a dtype that the reduction does not have.
+
+    >>> x, index, y = torch.ones(3), torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0])
+    >>> torch_reduce.index_reduce(x, 0, index, y, "mean")
+    tensor([1.5000, 1.0000, 2.0000])
+    >>> torch_reduce.index_reduce(x, 0, index, y, "prod", include_self=False)
+    tensor([2., 1., 4.])
+    """
+    plain_tensors("index_reduce", index=index)
+    tensors("index_reduce", input=input, source=source)
+    _reduction_arguments("index_reduce", dim, reduce, include_self)
+    if any(mesh_of(one) is not None for one in (input, index, source)):
+        return _index_reduce_of_dtensors("index_reduce", input, dim, index, source, reduce, include_self)
+    given = input, dim, index, source, reduce
+    return _library.call("index_reduce", _ops.index_reduce.default, *given, include_self=include_self)
+
+
+def index_reduce_(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """:func:`index_reduce` in place, as :meth:`torch.Tensor.index_reduce_`.
+
+    Args:
+        input: the tensor that is changed. No two of its elements may share memory.
+        dim: as for :func:`index_add`.
+        index: as for :func:`index_add`.
+        source: as for :func:`index_add`.
+        reduce: as for :func:`index_reduce`.
+        include_self: as for :func:`index_reduce`.
+
+    Returns:
+        ``input``. Where an error is raised on the CPU, it has not changed.
+
+    Raises:
+        TypeError, IndexError, RuntimeError, NotImplementedError: as :func:`index_reduce`; or ``input`` is a leaf that
+            requires a gradient, or has several elements in one place.
+
+    >>> x = torch.ones(3)
+    >>> torch_reduce.index_reduce_(x, 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]), "amax")
+    tensor([2., 1., 4.])
+    """
+    plain_tensors("index_reduce_", index=index)
+    tensors("index_reduce_", input=input, source=source)
+    _reduction_arguments("index_reduce_", dim, reduce, include_self)
+    if any(mesh_of(one) is not None for one in (input, index, source)):
+        return input.copy_(_index_reduce_of_dtensors("index_reduce_", input, dim, index, source, reduce, include_self))
+    given = input, dim, index, source, reduce
+    return _library.call("index_reduce_", _ops.index_reduce_.default, *given, include_self=include_self)
+
+
+def scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """``input`` reduced with the elements of ``src`` that have the same place, as :func:`torch.scatter_reduce`.
+
+    With two dims and ``dim=0``, ``src[i, j]`` is reduced into ``input[index[i, j], j]``.
+
+    Args:
+        input: as for :func:`index_reduce`.
+        dim: as for :func:`scatter_add`.
+        index: as for :func:`scatter_add`.
+        src: as for :func:`scatter_add`.
+        reduce: "sum", "prod", "mean", "amax" or "amin".
+        include_self: as for :func:`index_reduce`.
+
+    Returns:
+        A new tensor of the shape and dtype of ``input``. Elements that no entry names keep the values of ``input``.
+
+    **Bits** and **gradients** as of :func:`index_reduce`, where the elements of one output come in the order that they
+    have along ``dim``. With "sum" it is :func:`scatter_add`. Whole rows are reduced if ``index`` is expanded along all
+    other dims and has the sizes of ``input`` there; the bits are the same. ``torch.autocast`` changes nothing.
+
+    Raises:
+        TypeError: an argument is no tensor, or of another type.
+        IndexError: ``dim`` is out of range.
+        RuntimeError: as :func:`scatter_add`; another ``reduce``.
+        NotImplementedError: as :func:`index_reduce`.
+
+    >>> index, src = torch.tensor([[1, 0], [1, 1]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    >>> torch_reduce.scatter_reduce(torch.zeros(2, 2), 0, index, src, "mean", include_self=False)
+    tensor([[0., 6.],
+            [6., 8.]])
+    """
+    plain_tensors("scatter_reduce", index=index)
+    tensors("scatter_reduce", input=input, src=src)
+    _reduction_arguments("scatter_reduce", dim, reduce, include_self)
+    if any(mesh_of(one) is not None for one in (input, index, src)):
+        from .distributed._dtensor import scatter_reduce as of_dtensors
+
+        return _named("scatter_reduce", of_dtensors, input, dim, index, src, reduce, include_self)
+    given = input, dim, index, src, reduce
+    return _library.call("scatter_reduce", _ops.scatter_reduce.default, *given, include_self=include_self)
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = None) -> Tensor:

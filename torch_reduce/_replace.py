@@ -36,6 +36,8 @@ _Name: TypeAlias = Literal[
     "nll_loss",
     "index_add",
     "scatter_add",
+    "index_reduce",
+    "scatter_reduce",
     "index_put",
     "embedding",
     "bincount",
@@ -72,6 +74,8 @@ class replace(ContextDecorator):
                           ``cross_entropy`` with indices of classes
     ``"index_add"``       ``torch.index_add``, and the gradient of ``torch.index_select``
     ``"scatter_add"``     ``torch.scatter_add``, and the gradient of ``torch.gather``
+    ``"index_reduce"``    ``torch.index_reduce`` of floats
+    ``"scatter_reduce"``  ``torch.scatter_reduce`` of floats
     ``"index_put"``       ``torch.index_put`` with ``accumulate=True``, and the gradient of ``x[index]``
     ``"embedding"``       the gradient of ``torch.nn.functional.embedding``, without ``scale_grad_by_freq``
     ``"bincount"``        ``torch.bincount`` with ``weights``
@@ -81,10 +85,11 @@ class replace(ContextDecorator):
     ``cross_entropy`` of float32 or float64, and its gradient, have the bits of that function; of halves, torch rounds
     the logarithms first. Label smoothing and probabilities as targets take ``"sum"`` and ``"mean"``, too.
 
-    What adds by index uses no atomics: an output's entries are added in the order in which the index names them, the
+    What reduces by index uses no atomics: an output's entries are added in the order in which the index names them, the
     sum is added to what was there, and rounded once. So nothing of it is refused under
-    :func:`torch.use_deterministic_algorithms`. Gradients of :func:`torch.nn.functional.embedding_bag`,
-    ``scatter_reduce``, ``index_reduce`` and ``Tensor.put_`` stay torch's.
+    :func:`torch.use_deterministic_algorithms`. The gradients of ``scatter_reduce`` and ``index_reduce`` are torch's own
+    formulas, which add by ``"scatter_add"`` and ``"index_add"``. Integers are exact in torch, too, so that these two
+    leave them to it. Gradients of :func:`torch.nn.functional.embedding_bag` and ``Tensor.put_`` stay torch's.
 
     Results have torch's dtypes, shapes and strides, whatever the strides of the input. One dtype differs: on the CPU,
     ``torch.native_layer_norm`` of halves returns its statistics in float32, as on a GPU.

@@ -105,15 +105,15 @@ Tensor index_sum(const Tensor& source, const Tensor& index, SymInt size, int64_t
 }
 
 template <Operation op>
-Tensor index_reduce(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, OptionalDtype dtype) {
+Tensor reduce_by_index(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, OptionalDtype dtype) {
   const int64_t d = check_reduce<op>(source, index, {}, dim);
   const auto [order, offsets] = plan_of(index, size);
   return along<op>(source, {}, {order, offsets, order}, {index, {}, {}}, d, dtype);
 }
 
 template <Operation op>
-Tensor& index_reduce_into(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, const OptionalTensor& weight,
-                          OptionalDtype dtype, Tensor& out) {
+Tensor& reduce_by_index_into(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, const OptionalTensor& weight,
+                             OptionalDtype dtype, Tensor& out) {
   static const auto gather_out =
       find<Tensor&(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t, OptionalDtype, Tensor&)>(
@@ -124,9 +124,9 @@ Tensor& index_reduce_into(const Tensor& source, const Tensor& index, SymInt size
 }
 
 template <Operation op>
-Tensor& index_reduce_out(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, OptionalDtype dtype,
-                         Tensor& out) {
-  return index_reduce_into<op>(source, index, std::move(size), dim, {}, dtype, out);
+Tensor& reduce_by_index_out(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, OptionalDtype dtype,
+                            Tensor& out) {
+  return reduce_by_index_into<op>(source, index, std::move(size), dim, {}, dtype, out);
 }
 
 // --- index_add and scatter_add ----------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ bool is_one_vector(const Tensor& index, int64_t dim) {
   return true;
 }
 
-void check_scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
+void check_scatter(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
   TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
               "scatter(): Expected dtype int32/int64 for index");
   TORCH_CHECK(input.scalar_type() == src.scalar_type(), "scatter(): Expected self.dtype to be equal to src.dtype");
@@ -242,8 +242,8 @@ void check_scatter_add(const Tensor& input, int64_t dim, const Tensor& index, co
               " apart from dimension ", dim, " and to be no larger size than src ", src.sym_sizes());
 }
 
-// index_add of single elements: each entry's output is counted in row-major order.
-Tensor add_elements(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
+// The number of each entry's output, counted in row-major order, as a vector. It is -1 where the index is out of range.
+Tensor places_of(const Tensor& input, int64_t dim, const Tensor& index) {
   const SymInt size = input.sym_size(dim);
   SymInt stride = 1;
   Tensor place;
@@ -254,8 +254,13 @@ Tensor add_elements(const Tensor& input, int64_t dim, const Tensor& index, const
     place = place.defined() ? place + shift : shift;
     stride = stride * input.sym_size(d);
   }
-  place = at::where(index.lt(0).logical_or(index.ge(size)), -1, place).reshape(-1);
-  const auto [sum, offsets] = sums(src.reshape(-1), place, stride, {}, 0, sum_type(input.scalar_type()));
+  return at::where(index.lt(0).logical_or(index.ge(size)), -1, place).reshape(-1);
+}
+
+// index_add of single elements.
+Tensor add_elements(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
+  const auto [sum, offsets] =
+      sums(src.reshape(-1), places_of(input, dim, index), input.sym_numel(), {}, 0, sum_type(input.scalar_type()));
   return added(input, sum.reshape_symint(input.sym_sizes()), offsets.diff().reshape_symint(input.sym_sizes()), 1);
 }
 
@@ -276,6 +281,30 @@ Tensor add_vector(const Tensor& input, int64_t dim, const Tensor& index, const T
   return added(input, at::constant_pad_nd_symint(sum, missing, nothing), beside(offsets.diff(), dim, input.dim()), 1);
 }
 
+// A scatter by `call`, of tensors with a dim at least, whose src has the shape of the index.
+template <class Call>
+Tensor scattered(const char* name, const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src, Call call) {
+  const int64_t d = at::maybe_wrap_dim(dim, input.dim());
+  check_scatter(input, d, index, src);
+  if (TORCH_GUARD_OR_FALSE(index.sym_numel().sym_eq(0))) {
+    const Tensor copy = input.clone(at::MemoryFormat::Contiguous);
+    if (!is_tracked(src)) return copy;
+    return copy - src.reshape(-1).narrow(0, 0, 0).sum();  // src gets a gradient, of zeros; x - 0 is x, even where that is -0
+  }
+  const auto with_dim = [](const Tensor& x) { return x.dim() == 0 ? x.unsqueeze(0) : x; };
+  const Tensor self = with_dim(input), entries = with_dim(index);
+  Tensor taken = with_dim(src);
+  for (int64_t k = 0; k < taken.dim(); ++k)
+    if (!TORCH_GUARD_OR_FALSE(taken.sym_size(k).sym_eq(entries.sym_size(k))))
+      taken = taken.narrow_symint(k, 0, entries.sym_size(k));
+  try {
+    const Tensor result = call(self, d, entries, taken);
+    return input.dim() == 0 ? result.squeeze(0) : result;
+  } catch (const c10::IndexError&) {  // torch's class
+    TORCH_CHECK(false, name, "(): an index is out of bounds for dimension ", d, " with size ", self.sym_size(d));
+  }
+}
+
 // torch.autocast promotes both to the wider one on CUDA.
 Tensor scatter_add_autocast(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
   const c10::impl::ExcludeDispatchKeyGuard below(Key::AutocastCUDA);
@@ -284,6 +313,128 @@ Tensor scatter_add_autocast(const Tensor& input, int64_t dim, const Tensor& inde
   const auto cast = [&](const Tensor& x) { return at::autocast::cached_cast(type, x, at::kCUDA); };
   static const auto handle = find<Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&)>("scatter_add");
   return handle.call(cast(input), dim, index, cast(src));
+}
+
+// --- index_reduce and scatter_reduce ----------------------------------------------------------------------------------------
+
+// How entries are reduced. include_self: the input's element is reduced with the entries of its output.
+struct How {
+  Operation op = Operation::sum;
+  bool include_self = true;
+};
+
+How how_of(const char* name, const Tensor& input, std::string_view reduce, bool include_self) {
+  constexpr std::pair<std::string_view, Operation> kKnown[] = {{"sum", Operation::sum},
+                                                               {"prod", Operation::prod},
+                                                               {"mean", Operation::mean},
+                                                               {"amax", Operation::_amax},
+                                                               {"amin", Operation::_amin}};
+  const auto* const found =
+      std::find_if(std::begin(kKnown), std::end(kKnown), [&](const auto& known) { return known.first == reduce; });
+  TORCH_CHECK(found != std::end(kKnown), name, "(): Expected reduce to be one of sum, prod, mean, amax or amin but got ",
+              reduce, ".");
+  const at::ScalarType type = input.scalar_type();
+  const bool has_mean = type != at::kBool && type != at::kUInt64;
+  TORCH_CHECK_NOT_IMPLEMENTED(reduce == "sum" || (reduce == "mean" ? has_mean : !input.is_complex()), name,
+                              "(): reduce: there is no '", reduce, "' of ", type);
+  return {found->second, include_self};
+}
+
+// The products of rows by index, before they are rounded, and the offsets of their entries in the sort.
+Pair products(const Tensor& source, const Tensor& index, const SymInt& size, int64_t dim, at::ScalarType type) {
+  static const auto prod = find<Tensor(const Tensor&, const Tensor&, int64_t, OptionalDtype)>("segment_prod");
+  const auto [order, offsets] = plan_of(index, size);
+  const Tensor rows = along(source.movedim(dim, 0), {}, {order, {}, {}}, {}, 0, source.scalar_type());
+  return {prod.call(rows, offsets, 0, type).movedim(0, dim), offsets};
+}
+
+// Quotients of sums and counts, which broadcast to them, rounded once to `dtype`. Those of integers are rounded down.
+Tensor quotients(const Tensor& sums, const Tensor& counts, at::ScalarType dtype) {
+  if (at::isIntegralType(sums.scalar_type(), /*includeBool=*/true)) return sums.floor_divide(counts).to(dtype);
+  return apply(Formula::divided, sums, {{}, counts}, dtype);
+}
+
+template <Operation op>
+Tensor extremes(const Tensor& source, const Tensor& index, const SymInt& size, int64_t dim) {
+  const auto [order, offsets] = plan_of(index, size);
+  return along<op>(source, {}, {order, offsets, order}, {index, {}, {}}, dim, {});
+}
+
+Tensor extremes_of(Operation op, const Tensor& source, const Tensor& index, const SymInt& size, int64_t dim) {
+  return op == Operation::_amax ? extremes<Operation::_amax>(source, index, size, dim)
+                                : extremes<Operation::_amin>(source, index, size, dim);
+}
+
+// The extrema of the input's elements and their entries. All are reduced at once: of zeros with both signs the contract takes
+// one, which torch's maximum need not, and equal elements share a gradient equally.
+Tensor extremes_with_self(Operation op, const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source) {
+  const SymInt size = input.sym_size(dim);
+  return extremes_of(op, at::cat({input, source}, dim), at::cat({at::arange(size, index.options()), index}), size, dim);
+}
+
+// The results of outputs with entries, in the type of sums, and the offsets of the entries in the sort.
+Pair without_self(const Tensor& source, const Tensor& index, const SymInt& size, int64_t dim, const How& how) {
+  const at::ScalarType type = sum_type(source.scalar_type());
+  if (how.op == Operation::prod) return products(source, index, size, dim, type);
+  if (how.op == Operation::_amax || how.op == Operation::_amin) {
+    const auto [order, offsets] = plan_of(index, size);
+    return {extremes_of(how.op, source, index, size, dim).to(type), offsets};
+  }
+  auto [sum, offsets] = sums(source, index, size, {}, dim, type);
+  if (how.op == Operation::mean) sum = quotients(sum, beside(offsets.diff().clamp_min(1), dim, source.dim()), type);
+  return {sum, offsets};
+}
+
+// Rows by index, reduced into `input`, whose other dims are the source's.
+Tensor reduce_rows(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, const How& how) {
+  if (how.op == Operation::sum && how.include_self) return add_rows(input, dim, index, source, 1);
+  const at::ScalarType dtype = input.scalar_type(), type = sum_type(dtype);
+  const SymInt size = input.sym_size(dim);
+  const auto among = [&](const Tensor& offsets) { return beside(offsets.diff(), dim, input.dim()); };
+  Tensor result;
+  if (!how.include_self) {
+    const auto [found, offsets] = without_self(source, index, size, dim, how);
+    result = at::where(among(offsets).ne(0), found, input.to(type));
+  } else if (how.op == Operation::mean) {
+    const auto [sum, offsets] = sums(source, index, size, {}, dim, type);
+    result = quotients(added(input.to(type), sum, among(offsets), 1), among(offsets) + 1, dtype);
+  } else if (how.op == Operation::prod) {
+    const Tensor own = input.to(type), product = std::get<0>(products(source, index, size, dim, type));
+    result = at::isFloatingType(dtype) ? multiplied(own, product) : own * product;  // of no entries it is 1
+  } else {
+    result = extremes_with_self(how.op, input, dim, index, source);
+  }
+  return result.to(dtype).contiguous();
+}
+
+// True if the index has all places of the input's other dims.
+bool covers(const Tensor& input, int64_t dim, const Tensor& index) {
+  for (int64_t d = 0; d < input.dim(); ++d)
+    if (d != dim && !TORCH_GUARD_OR_FALSE(index.sym_size(d).sym_eq(input.sym_size(d)))) return false;
+  return true;
+}
+
+Tensor reduce_vector(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src, const How& how) {
+  Tensor vector = index;
+  for (int64_t d = input.dim(); d-- > 0;)
+    if (d != dim) vector = vector.select(d, 0);
+  return reduce_rows(input, dim, vector, src, how);
+}
+
+Tensor reduce_elements(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src, const How& how) {
+  return reduce_rows(input.reshape(-1), 0, places_of(input, dim, index), src.reshape(-1), how)
+      .reshape_symint(input.sym_sizes());
+}
+
+// `name` is the function that was called.
+Tensor index_reduced(const char* name, const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source,
+                     std::string_view reduce, bool include_self) {
+  const int64_t d = at::maybe_wrap_dim(dim, input.dim());
+  check_index_add(name, input, index, source, d);
+  const How how = how_of(name, input, reduce, include_self);
+  const Tensor vector = index.reshape(-1);
+  if (input.dim() > 0) return reduce_rows(input, d, vector, source, how);
+  return reduce_rows(input.unsqueeze(0), 0, vector, source.unsqueeze(0), how).squeeze(0);
 }
 
 // --- embeddings -------------------------------------------------------------------------------------------------------------
@@ -452,26 +603,26 @@ Tensor index_add(const Tensor& input, int64_t dim, const Tensor& index, const Te
 }
 
 Tensor scatter_add(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src) {
-  const int64_t d = at::maybe_wrap_dim(dim, input.dim());
-  check_scatter_add(input, d, index, src);
-  if (TORCH_GUARD_OR_FALSE(index.sym_numel().sym_eq(0))) {
-    const Tensor copy = input.clone(at::MemoryFormat::Contiguous);
-    if (!is_tracked(src)) return copy;
-    return copy - src.reshape(-1).narrow(0, 0, 0).sum();  // src gets a gradient, of zeros; x - 0 is x, even where that is -0
-  }
-  const auto with_dim = [](const Tensor& x) { return x.dim() == 0 ? x.unsqueeze(0) : x; };
-  const Tensor self = with_dim(input), entries = with_dim(index);
-  Tensor taken = with_dim(src);
-  for (int64_t k = 0; k < taken.dim(); ++k)
-    if (!TORCH_GUARD_OR_FALSE(taken.sym_size(k).sym_eq(entries.sym_size(k))))
-      taken = taken.narrow_symint(k, 0, entries.sym_size(k));
-  try {
-    const Tensor result =
-        is_one_vector(entries, d) ? add_vector(self, d, entries, taken) : add_elements(self, d, entries, taken);
-    return input.dim() == 0 ? result.squeeze(0) : result;
-  } catch (const c10::IndexError&) {  // torch's class
-    TORCH_CHECK(false, "scatter_add(): an index is out of bounds for dimension ", d, " with size ", self.sym_size(d));
-  }
+  return scattered(
+      "scatter_add", input, dim, index, src, [](const Tensor& self, int64_t d, const Tensor& entries, const Tensor& taken) {
+        return is_one_vector(entries, d) ? add_vector(self, d, entries, taken) : add_elements(self, d, entries, taken);
+      });
+}
+
+Tensor index_reduce(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, std::string_view reduce,
+                    bool include_self) {
+  return index_reduced("index_reduce", input, dim, index, source, reduce, include_self);
+}
+
+Tensor scatter_reduce(const Tensor& input, int64_t dim, const Tensor& index, const Tensor& src, std::string_view reduce,
+                      bool include_self) {
+  const char* const name = "scatter_reduce";
+  const How how = how_of(name, input, reduce, include_self);
+  return scattered(
+      name, input, dim, index, src, [&](const Tensor& self, int64_t d, const Tensor& entries, const Tensor& taken) {
+        return is_one_vector(entries, d) && covers(self, d, entries) ? reduce_vector(self, d, entries, taken, how)
+                                                                     : reduce_elements(self, d, entries, taken, how);
+      });
 }
 
 Tensor bincount(const Tensor& input, const OptionalTensor& weights, SymInt minlength) {
@@ -505,10 +656,15 @@ Tensor& index_add_into(Tensor& input, int64_t dim, const Tensor& index, const Te
   return input.copy_(index_added("index_add_", input, dim, index, source, alpha));
 }
 
+Tensor& index_reduce_into(Tensor& input, int64_t dim, const Tensor& index, const Tensor& source, std::string_view reduce,
+                          bool include_self) {
+  return input.copy_(index_reduced("index_reduce_", input, dim, index, source, reduce, include_self));
+}
+
 template <Operation op>
 void define(torch::Library& m) {
   define_composite(m, kPublic<op>, "(Tensor source, Tensor index, SymInt size, int dim=0, *, ScalarType? dtype=None",
-                   &index_reduce<op>, &index_reduce_out<op>);
+                   &reduce_by_index<op>, &reduce_by_index_out<op>);
 }
 
 }  // namespace
@@ -531,7 +687,7 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
 
   define_composite(m, "index_sum",
                    "(Tensor source, Tensor index, SymInt size, int dim=0, *, Tensor? weight=None, ScalarType? dtype=None",
-                   &index_sum, &index_reduce_into<Operation::sum>);
+                   &index_sum, &reduce_by_index_into<Operation::sum>);
   define<Operation::mean>(m);
   define<Operation::_amax>(m);
   define<Operation::_amin>(m);
@@ -540,6 +696,12 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
                    &index_add_into);
   define_composite(m, "scatter_add(Tensor input, int dim, Tensor index, Tensor src) -> Tensor", &indexed::scatter_add);
   put(m, Key::AutocastCUDA, "scatter_add", &scatter_add_autocast);
+  constexpr const char* kReduced = ", str reduce, *, bool include_self=True) -> Tensor";
+  const std::string by_rows = "input, int dim, Tensor index, Tensor source" + std::string(kReduced);
+  define_composite(m, "index_reduce(Tensor " + by_rows, &indexed::index_reduce);
+  define_composite(m, "index_reduce_(Tensor(a!) " + by_rows + "(a!)", &index_reduce_into);
+  define_composite(m, "scatter_reduce(Tensor input, int dim, Tensor index, Tensor src" + std::string(kReduced),
+                   &indexed::scatter_reduce);
   define_composite(m, "embedding(Tensor input, Tensor weight, SymInt? padding_idx=None) -> Tensor", &embedding);
   define_composite(
       m,

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string_view>
 
 namespace gpureduce::indexed {
 
@@ -15,6 +16,10 @@ bool can_be_alpha(const at::Scalar& alpha, at::ScalarType type);
 at::Tensor index_add(const at::Tensor& input, int64_t dim, const at::Tensor& index, const at::Tensor& source,
                      const at::Scalar& alpha);
 at::Tensor scatter_add(const at::Tensor& input, int64_t dim, const at::Tensor& index, const at::Tensor& src);
+at::Tensor index_reduce(const at::Tensor& input, int64_t dim, const at::Tensor& index, const at::Tensor& source,
+                        std::string_view reduce, bool include_self);
+at::Tensor scatter_reduce(const at::Tensor& input, int64_t dim, const at::Tensor& index, const at::Tensor& src,
+                          std::string_view reduce, bool include_self);
 at::Tensor bincount(const at::Tensor& input, const std::optional<at::Tensor>& weights, c10::SymInt minlength);
 
 }  // namespace gpureduce::indexed

@@ -1,20 +1,24 @@
-// Replaces what torch adds by index: index_add, scatter_add, index_put with accumulate=True, the gradient of an embedding and
-// bincount with weights. So the gradients of x[index], index_select and gather are ours, too, which autograd makes of these.
-// Where a call cannot be ours, torch's kernel takes it unchanged.
+// Replaces what torch reduces by index: index_add, scatter_add, index_reduce, scatter_reduce, index_put with accumulate=True,
+// the gradient of an embedding, and bincount with weights. So the gradients of x[index], index_select and gather are ours, too,
+// which autograd makes of these. Where a call cannot be ours, torch's kernel takes it unchanged.
 #include <ATen/ATen.h>
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/_index_put_impl_cpu_dispatch.h>
 #include <ATen/ops/bincount_cpu_dispatch.h>
 #include <ATen/ops/embedding_dense_backward_cpu_dispatch.h>
 #include <ATen/ops/index_add_cpu_dispatch.h>
+#include <ATen/ops/index_reduce_cpu_dispatch.h>
 #include <ATen/ops/scatter_add_cpu_dispatch.h>
+#include <ATen/ops/scatter_reduce_cpu_dispatch.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
 #include <ATen/ops/_index_put_impl_cuda_dispatch.h>
 #include <ATen/ops/bincount_cuda_dispatch.h>
 #include <ATen/ops/embedding_dense_backward_cuda_dispatch.h>
 #include <ATen/ops/index_add_cuda_dispatch.h>
+#include <ATen/ops/index_reduce_cuda_dispatch.h>
 #include <ATen/ops/scatter_add_cuda_dispatch.h>
+#include <ATen/ops/scatter_reduce_cuda_dispatch.h>
 #endif
 
 #include <optional>
@@ -39,6 +43,14 @@ struct torch_index_add {
 struct torch_scatter_add {
   GPUREDUCE_ORIGINAL(scatter_add)
   GPUREDUCE_ORIGINAL_INPLACE(scatter_add)
+};
+struct torch_index_reduce {
+  GPUREDUCE_ORIGINAL(index_reduce)
+  GPUREDUCE_ORIGINAL_INPLACE(index_reduce)
+};
+struct torch_scatter_reduce {
+  GPUREDUCE_ORIGINAL(scatter_reduce)
+  GPUREDUCE_ORIGINAL_INPLACE(scatter_reduce)
 };
 struct torch_index_put { GPUREDUCE_ORIGINAL_INPLACE(_index_put_impl) };
 struct torch_embedding_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(embedding_dense_backward_symint) };
@@ -105,15 +117,31 @@ bool is_few(const c10::SymInt& entries, const c10::SymInt& outputs) {
 // numbers  the number of each entry's output: equal ones have one output
 // before   the output of each entry
 //
+// reduce   (outputs, dim, index, values) -> the outputs after it, as of an index_add
+//
 // Outputs with entries are numbered anew, in a row. Entries of one output have equal results, so that the order in which a
 // caller writes these does not matter.
-Tensor after_adding(const Tensor& numbers, const Tensor& before, const Tensor& values, int64_t dim, const at::Scalar& alpha) {
+template <class Reduce>
+Tensor after_reducing(const Tensor& numbers, const Tensor& before, const Tensor& values, int64_t dim, Reduce reduce) {
   const auto [sorted, order] = at::sort(numbers, /*stable=*/true, /*dim=*/0, /*descending=*/false);
   const c10::SymInt count = numbers.sym_size(0);
   const Tensor next = sorted.slice_symint(0, 1).ne(sorted.slice_symint(0, 0, count - 1)).to(at::kLong).cumsum(0);
   const Tensor own = at::zeros_like(order).scatter(0, order, at::cat({at::zeros({1}, next.options()), next}));
   const Tensor outputs = before.index_copy(dim, own, before);
-  return indexed::index_add(outputs, dim, own, values, alpha).index_select(dim, own);
+  return reduce(outputs, dim, own, values).index_select(dim, own);
+}
+
+// Adds `alpha` times the values to outputs.
+auto adding(const at::Scalar& alpha) {
+  return [alpha](const Tensor& outputs, int64_t dim, const Tensor& index, const Tensor& values) {
+    return indexed::index_add(outputs, dim, index, values, alpha);
+  };
+}
+
+auto reducing(std::string_view reduce, bool include_self) {
+  return [=](const Tensor& outputs, int64_t dim, const Tensor& index, const Tensor& values) {
+    return indexed::index_reduce(outputs, dim, index, values, reduce, include_self);
+  };
 }
 
 // --- kernels ----------------------------------------------------------------------------------------------------------------
@@ -165,16 +193,29 @@ struct Adding {
 
 // --- index_add --------------------------------------------------------------------------------------------------------------
 
+// True if rows of the source have an index each, and fit into self.
+bool are_rows(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source) {
+  const int64_t rank = self.dim();
+  if (!is_pair(self, source) || !is_index(index, self.device()) || index.dim() > 1) return false;
+  if (dim < -rank || dim >= rank || source.dim() != rank) return false;
+  for (int64_t d = 0; d < rank; ++d)
+    if (!same(source.sym_size(d), d == at::maybe_wrap_dim(dim, rank) ? index.sym_numel() : self.sym_size(d))) return false;
+  return true;
+}
+
+// The result of few rows.
+template <bool in_place, class Reduce>
+Tensor few_rows(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, Reduce reduce) {
+  const Tensor at = index.reshape(-1).to(at::kLong);
+  const Tensor after = after_reducing(at, self.index_select(dim, at), source, dim, reduce);
+  return in_place ? self.index_copy_(dim, at, after) : self.index_copy(dim, at, after);
+}
+
 struct IndexAdd {
   using Torch = torch_index_add;
 
   static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
-    const int64_t rank = self.dim();
-    if (!is_pair(self, source) || !is_index(index, self.device()) || index.dim() > 1) return false;
-    if (dim < -rank || dim >= rank || source.dim() != rank || !is_factor(alpha, self.scalar_type())) return false;
-    for (int64_t d = 0; d < rank; ++d)
-      if (!same(source.sym_size(d), d == at::maybe_wrap_dim(dim, rank) ? index.sym_numel() : self.sym_size(d))) return false;
-    return true;
+    return are_rows(self, dim, index, source) && is_factor(alpha, self.scalar_type());
   }
   static constexpr auto ours = indexed::index_add;
   static bool has_few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor&, const at::Scalar&) {
@@ -182,9 +223,7 @@ struct IndexAdd {
   }
   template <bool in_place>
   static Tensor few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
-    const Tensor at = index.reshape(-1).to(at::kLong);
-    const Tensor after = after_adding(at, self.index_select(dim, at), source, dim, alpha);
-    return in_place ? self.index_copy_(dim, at, after) : self.index_copy(dim, at, after);
+    return few_rows<in_place>(self, dim, index, source, adding(alpha));
   }
   static auto reads(int64_t, const Tensor& index, const Tensor& source, const at::Scalar&) { return std::tie(index, source); }
 
@@ -203,44 +242,101 @@ using IndexAddKernels = Adding<IndexAdd, int64_t, const Tensor&, const Tensor&, 
 
 // --- scatter_add ------------------------------------------------------------------------------------------------------------
 
+// True if an index has a dim for each of self's, and entries for elements of both.
+bool are_elements(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
+  const int64_t rank = self.dim();
+  if (!is_pair(self, src) || !is_index(index, self.device()) || index.scalar_type() != at::kLong) return false;
+  if (dim < -rank || dim >= rank || index.dim() != rank || src.dim() != rank) return false;
+  for (int64_t d = 0; d < rank; ++d) {
+    if (!at_most(index.sym_size(d), src.sym_size(d))) return false;
+    if (d != at::maybe_wrap_dim(dim, rank) && !at_most(index.sym_size(d), self.sym_size(d))) return false;
+  }
+  return true;
+}
+
+// The result of few elements.
+template <bool in_place, class Reduce>
+Tensor few_elements(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, Reduce reduce) {
+  const int64_t rank = self.dim(), along = at::maybe_wrap_dim(dim, rank);
+  Tensor numbers, values = src;
+  for (int64_t d = 0; d < rank; ++d) {
+    Tensor place = index;
+    if (d != along) {
+      at::DimVector shape(rank, 1);
+      shape[d] = -1;
+      place = at::arange(index.sym_size(d), index.options()).view(shape);
+    }
+    numbers = numbers.defined() ? numbers.mul(self.sym_size(d)).add(place) : place;
+    values = values.narrow_symint(d, 0, index.sym_size(d));
+  }
+  const Tensor after = after_reducing(numbers.reshape(-1), self.gather(dim, index).reshape(-1), values.reshape(-1), 0, reduce)
+                           .reshape_symint(index.sym_sizes());
+  return in_place ? self.scatter_(dim, index, after) : self.scatter(dim, index, after);
+}
+
 struct ScatterAdd {
   using Torch = torch_scatter_add;
 
-  static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
-    const int64_t rank = self.dim();
-    if (!is_pair(self, src) || !is_index(index, self.device()) || index.scalar_type() != at::kLong) return false;
-    if (dim < -rank || dim >= rank || index.dim() != rank || src.dim() != rank) return false;
-    for (int64_t d = 0; d < rank; ++d) {
-      if (!at_most(index.sym_size(d), src.sym_size(d))) return false;
-      if (d != at::maybe_wrap_dim(dim, rank) && !at_most(index.sym_size(d), self.sym_size(d))) return false;
-    }
-    return true;
-  }
+  static constexpr auto takes = are_elements;
   static constexpr auto ours = indexed::scatter_add;
   static bool has_few(const Tensor& self, int64_t, const Tensor& index, const Tensor&) {
     return is_few(index.sym_numel(), self.sym_numel());
   }
   template <bool in_place>
   static Tensor few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
-    const int64_t rank = self.dim(), along = at::maybe_wrap_dim(dim, rank);
-    Tensor numbers, values = src;
-    for (int64_t d = 0; d < rank; ++d) {
-      Tensor place = index;
-      if (d != along) {
-        at::DimVector shape(rank, 1);
-        shape[d] = -1;
-        place = at::arange(index.sym_size(d), index.options()).view(shape);
-      }
-      numbers = numbers.defined() ? numbers.mul(self.sym_size(d)).add(place) : place;
-      values = values.narrow_symint(d, 0, index.sym_size(d));
-    }
-    const Tensor after = after_adding(numbers.reshape(-1), self.gather(dim, index).reshape(-1), values.reshape(-1), 0, 1)
-                             .reshape_symint(index.sym_sizes());
-    return in_place ? self.scatter_(dim, index, after) : self.scatter(dim, index, after);
+    return few_elements<in_place>(self, dim, index, src, adding(1));
   }
   static auto reads(int64_t, const Tensor& index, const Tensor& src) { return std::tie(index, src); }
 };
 using ScatterAddKernels = Adding<ScatterAdd, int64_t, const Tensor&, const Tensor&>;
+
+// --- index_reduce and scatter_reduce ----------------------------------------------------------------------------------------
+
+// True for the reductions of floats that both libraries have. Those of integers are exact in torch, too.
+bool is_reduction(const Tensor& self, std::string_view reduce, bool has_sum) {
+  return at::isFloatingType(self.scalar_type()) &&
+         (reduce == "prod" || reduce == "mean" || reduce == "amax" || reduce == "amin" || (has_sum && reduce == "sum"));
+}
+
+struct IndexReduce {
+  using Torch = torch_index_reduce;
+
+  static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, std::string_view reduce, bool) {
+    return is_reduction(self, reduce, /*has_sum=*/false) && are_rows(self, dim, index, source);
+  }
+  static constexpr auto ours = indexed::index_reduce;
+  static bool has_few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor&, std::string_view, bool) {
+    return is_few(index.sym_numel(), self.sym_size(dim));
+  }
+  template <bool in_place>
+  static Tensor few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, std::string_view reduce,
+                    bool include_self) {
+    return few_rows<in_place>(self, dim, index, source, reducing(reduce, include_self));
+  }
+  static auto reads(int64_t, const Tensor& index, const Tensor& source, std::string_view, bool) {
+    return std::tie(index, source);
+  }
+};
+using IndexReduceKernels = Adding<IndexReduce, int64_t, const Tensor&, const Tensor&, std::string_view, bool>;
+
+struct ScatterReduce {
+  using Torch = torch_scatter_reduce;
+
+  static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, std::string_view reduce, bool) {
+    return is_reduction(self, reduce, /*has_sum=*/true) && are_elements(self, dim, index, src);
+  }
+  static constexpr auto ours = indexed::scatter_reduce;
+  static bool has_few(const Tensor& self, int64_t, const Tensor& index, const Tensor&, std::string_view, bool) {
+    return is_few(index.sym_numel(), self.sym_numel());
+  }
+  template <bool in_place>
+  static Tensor few(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, std::string_view reduce,
+                    bool include_self) {
+    return few_elements<in_place>(self, dim, index, src, reducing(reduce, include_self));
+  }
+  static auto reads(int64_t, const Tensor& index, const Tensor& src, std::string_view, bool) { return std::tie(index, src); }
+};
+using ScatterReduceKernels = Adding<ScatterReduce, int64_t, const Tensor&, const Tensor&, std::string_view, bool>;
 
 // --- index_put --------------------------------------------------------------------------------------------------------------
 
@@ -396,7 +492,7 @@ bool has_few(const Flat& flat) {
 template <bool in_place>
 Tensor few(const Tensor& self, const Flat& flat) {
   const Tensor before = self.index(flat.indices).reshape_symint(flat.values.sym_sizes());
-  const Tensor after = after_adding(flat.index, before, flat.values, flat.dim, 1).reshape_symint(flat.read);
+  const Tensor after = after_reducing(flat.index, before, flat.values, flat.dim, adding(1)).reshape_symint(flat.read);
   return in_place ? self.index_put_(flat.indices, after) : self.index_put(flat.indices, after);
 }
 
@@ -497,6 +593,16 @@ void register_scatter_add(Table& m) {
   m.impl_on_device("scatter_add.out", TORCH_FN(ScatterAddKernels::out));
   m.impl_on_device("scatter_add_", TORCH_FN(ScatterAddKernels::in_place));
 }
+void register_index_reduce(Table& m) {
+  m.impl("index_reduce", TORCH_FN(IndexReduceKernels::functional<false>), IndexReduceKernels::functional<true>);
+  m.impl_on_device("index_reduce.out", TORCH_FN(IndexReduceKernels::out));
+  m.impl_on_device("index_reduce_", TORCH_FN(IndexReduceKernels::in_place));
+}
+void register_scatter_reduce(Table& m) {
+  m.impl("scatter_reduce.two", TORCH_FN(ScatterReduceKernels::functional<false>), ScatterReduceKernels::functional<true>);
+  m.impl_on_device("scatter_reduce.two_out", TORCH_FN(ScatterReduceKernels::out));
+  m.impl_on_device("scatter_reduce_.two", TORCH_FN(ScatterReduceKernels::in_place));
+}
 void register_index_put(Table& m) {
   m.impl_traced("index_put", IndexPut::functional);
   m.impl_on_device("_index_put_impl_", TORCH_FN(IndexPut::in_place));
@@ -510,6 +616,8 @@ void register_bincount(Table& m) { m.impl_on_device("bincount", TORCH_FN(bincoun
 #define GPUREDUCE_BY_INDEX(X) \
   X(index_add)                \
   X(scatter_add)              \
+  X(index_reduce)             \
+  X(scatter_reduce)           \
   X(index_put)                \
   X(embedding)                \
   X(bincount)

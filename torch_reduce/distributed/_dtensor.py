@@ -561,12 +561,43 @@ def _of_parts(
 
 
 def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> DTensor:
+    operator = torch.ops.gpureduce.scatter_add.default
+    return _scattered("scatter_add", operator, input, dim, index, src)
+
+
+def scatter_reduce(input: Any, dim: int, index: Tensor, src: Any, reduce: str, include_self: bool) -> DTensor:
+    def operator(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+        return torch.ops.gpureduce.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
+
+    return _scattered("scatter_reduce", operator, input, dim, index, src)
+
+
+def index_reduce(
+    function: str, input: Any, dim: int, index: Tensor, source: Any, reduce: str, include_self: bool
+) -> DTensor:
+    """As a scatter of an index that is expanded along all other dims, of which each rank takes the vector."""
+    (index,) = lists_beside(function, {"input": input, "source": source}, {"index": index})
+    sizes, at = list(source.shape), dim % max(source.dim(), 1)
+    if sizes:
+        sizes[at] = index.numel()
+    expanded = index.reshape([-1 if d == at else 1 for d in range(len(sizes))]).expand(sizes)
+
+    def operator(input: Tensor, dim: int, _: Tensor, source: Tensor) -> Tensor:
+        vector = _without_data(index) if input.is_meta else index
+        return torch.ops.gpureduce.index_reduce(input, dim, vector, source, reduce, include_self=include_self)
+
+    return _scattered(function, operator, input, dim, expanded, source, "source")
+
+
+def _scattered(
+    function: str, operator: Any, input: Any, dim: int, index: Tensor, src: Any, argument: str = "src"
+) -> DTensor:
     """Of the parts that the ranks have, where another dim than `dim` is cut, of one size in all three tensors.
 
     Composed of operators of DTensors it would make one vector of the entries, which no Shard survives.
     """
-    (index,) = lists_beside("scatter_add", {"input": input, "src": src}, {"index": index})
-    operator, mesh = torch.ops.gpureduce.scatter_add.default, input.device_mesh
+    (index,) = lists_beside(function, {"input": input, argument: src}, {"index": index})
+    mesh = input.device_mesh
     meta = operator(_without_data(input), dim, _without_data(index), _without_data(src))
     at = dim % max(meta.dim(), 1)
 
@@ -1453,6 +1484,7 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "_embedding": _embedding,
     **dict.fromkeys(("_index_plan", "_index_sort_values", "_gather_values", "_index_sum_values"), _on_all),
     **dict.fromkeys((f"index_{name}" for name in ("sum", "mean", "amax", "amin", "add", "add_")), _composed),
+    **dict.fromkeys(("index_reduce", "index_reduce_", "scatter_reduce"), _composed),
     **dict.fromkeys(("scatter_add", "embedding", "embedding_bag", "bincount"), _composed),
     **dict.fromkeys((f"segment_{name}" for name in ("amax", "amin", "logsumexp")), _composed),
     "softmax": _softmax,

@@ -56,7 +56,8 @@ class Shard:
     the host waits for some offsets, also where ``sizes`` are given.
 
     **Along another dim alone.** ``segment_logsumexp``, ``segment_softmax``, ``index_sum``, ``index_mean``,
-    ``index_amax``, ``index_amin``, ``index_add``, ``index_add_``, ``scatter_add``, ``embedding`` and ``embedding_bag``
+    ``index_amax``, ``index_amin``, ``index_add``, ``index_add_``, ``scatter_add``, ``index_reduce``, ``index_reduce_``,
+    ``scatter_reduce``, ``embedding`` and ``embedding_bag``
     take Shards that are cut along another dim than the one that they work along. For embeddings that is the columns of
     the table.
 
