@@ -65,7 +65,8 @@ KINDS |= {"return_entropy": "bool", "reduction": "str", "label_smoothing": "floa
 KINDS |= {"residual": "tensor?", "eps": "float", "padding_idx": "int?", "mode": "str", "per_sample_weights": "tensor?"}
 KINDS |= {"weights": "tensor?", "minlength": "int", "other": "tensor", "tensors": "tensors", "parameters": "tensors"}
 KINDS |= {"norm_type": "float", "max_norm": "float", "function": "str", "nan_is_zero": "bool", "state": "tensor"}
-KINDS |= {"reduce": "str", "include_self": "bool", "count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
+KINDS |= {"reduce": "str", "include_self": "bool", "include_last_offset": "bool"}
+KINDS |= {"count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
 
 MATRIX, VECTOR = of(2, 3), of(2)
 OF_DIMS = dict(input=MATRIX, dim=1)
@@ -111,6 +112,7 @@ OTHERS = {
     ("log_prob_of", "weight"): "tensor",
     ("embedding", "weight"): "tensor",
     ("embedding_bag", "weight"): "tensor",
+    ("embedding_bag", "offsets"): "tensor?",
 }
 OTHERS |= {(name, "dim"): "int" for name in CALLS if name.startswith(("segment", "index", "scatter"))}
 OTHERS |= {(name, "dim"): "int" for name in ("softmax", "log_softmax", "log_prob")}

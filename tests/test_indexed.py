@@ -422,6 +422,90 @@ def test_embeddings(name, device):
     assert_same_bits(bags[2], WEIGHTED.expected(pair, 0))
 
 
+BAGS = {  # the offsets, and whether the last one is an end
+    "ends": ([0, 7, 7, 40, 600], True),
+    "begins": ([0, 7, 7, 40, 300], False),
+    "inside": ([5, 7, 7, 41], True),
+    "rows": (None, True),
+}
+
+
+@pytest.mark.parametrize("padding", [None, 4, -8])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max", "weighted"])
+@pytest.mark.parametrize("case", BAGS)
+def test_bags(case, mode, padding, device):
+    """A bag has the model's bits of its rows, without those of the padding; and torch's values and gradients."""
+    offsets, ends = BAGS[case]
+    rows = index_of(600, 9, device)
+    rows[7:40:3] = 4
+    rows[40:44] = torch.tensor([4, 1, 4, 1], device=device)
+    given_rows = rows.view(30, 20) if offsets is None else rows
+    bounds = list(range(0, 601, 20)) if offsets is None else offsets + ([] if ends else [600])
+    kept = torch.ones(600, dtype=torch.bool, device=device) if padding is None else rows != padding % 9
+    last = dict(mode="sum" if mode == "weighted" else mode, include_last_offset=ends, padding_idx=padding)
+    for name, kind in itertools.product(("float32", "bfloat16", "float64"), (torch.int64, torch.int32)):
+        table = data((9, 5), name, device=device)
+        weights = data((600,), name, seed=6, device=device) if mode == "weighted" else None
+        given_weights = weights if weights is None else weights.view(given_rows.shape)
+        begins = offsets if offsets is None else torch.tensor(offsets, device=device, dtype=kind)
+        bag = given_rows.to(kind), table, begins
+        found = torch_reduce.embedding_bag(*bag, **last, per_sample_weights=given_weights)
+        assert found.shape == (len(bounds) - 1, 5)
+        for b, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            mine = torch.arange(begin, end, device=device)[kept[begin:end]]
+            if len(mine) == 0:
+                assert_same_bits(found[b], torch.zeros_like(found[b]))
+            elif mode == "weighted":
+                pair = table[rows[mine]], weights[mine, None].expand(len(mine), 5)
+                assert_same_bits(found[b], WEIGHTED.expected(pair, 0))
+            else:
+                operation = {"sum": SUM, "mean": MEAN, "max": AMAX}[mode]
+                assert_same_bits(found[b], operation.expected(table[rows[mine]], 0))
+    if case == "inside":  # torch's bags begin at 0
+        return
+    table = torch.randn(9, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+    weights = small("float64", (600,), 4, device).view(given_rows.shape) if mode == "weighted" else None
+    begins = offsets if offsets is None else torch.tensor(offsets, device=device)
+    last["include_last_offset"] = ends and offsets is not None
+    results = []
+    for function in (torch_reduce.embedding_bag, torch.nn.functional.embedding_bag):
+        leaves = [x.clone().requires_grad_() for x in (table, weights) if x is not None]
+        own = leaves[1] if weights is not None else None
+        result = function(given_rows, leaves[0], begins, **last, per_sample_weights=own)
+        given_grad = small("float64", tuple(result.shape), 5, device)
+        results.append([result.detach(), *torch.autograd.grad(result, leaves, given_grad)])
+    torch.testing.assert_close(*results)
+
+
+def test_bags_of_nothing(device):
+    """No bags, no entries, only padding; and entries outside of all bags, which may have any number."""
+    table, none = torch.ones(3, 2, device=device), torch.empty(0, dtype=torch.int64, device=device)
+    zero, outside = torch.tensor([0], device=device), torch.tensor([77, 1, 2, 99], device=device)
+    for mode in ("sum", "mean", "max"):
+        for padding in (None, 1):
+            last = dict(mode=mode, padding_idx=padding)
+            call = torch_reduce.embedding_bag
+            assert call(none, table, zero, **last).shape == (0, 2)
+            assert call(none, table, none, include_last_offset=False, **last).shape == (0, 2)
+            assert_same_bits(call(none, table, zero, include_last_offset=False, **last), torch.zeros_like(table[:1]))
+            assert_same_bits(call(none.view(3, 0), table, **last), torch.zeros_like(table))
+            assert call(none.view(0, 3), table, **last).shape == (0, 2)
+            inside = call(outside, table, torch.tensor([1, 3], device=device), **last)
+            assert_same_bits(inside, table[:1] * (2 if mode == "sum" and padding is None else 1))
+        found = torch_reduce.embedding_bag(zero.expand(4)[None], table, mode=mode, padding_idx=0)
+        assert_same_bits(found, torch.zeros_like(table[:1]))
+
+
+def test_largest_of_bags_share(device):
+    """Entries that are the largest of a bag share its gradient equally; NaN wins."""
+    table = torch.tensor([[1.0], [1.0], [0.0], [math.nan]], device=device).requires_grad_()
+    rows = torch.tensor([[0, 1, 2, 0], [2, 2, 2, 2]], device=device)
+    found = torch_reduce.embedding_bag(rows, table, mode="max")
+    (grad,) = torch.autograd.grad(found, table, torch.ones_like(found))
+    assert_same_bits(grad[:, 0], torch.tensor([2 / 3, 1 / 3, 1.0, 0.0], device=device))
+    assert torch_reduce.embedding_bag(rows[:1] + 1, table, mode="max").isnan().all()
+
+
 def test_bincount(device):
     """Counts are int64, and sums of weights have the model's bits, in torch's dtypes."""
     rows = index_of(5000, 7, device)
@@ -644,6 +728,15 @@ def differentiable(device):
         ),
         "embedding": (lambda x: reduce.embedding(index.view(2, 3), x), (base,)),
         "bag": (lambda x, w: reduce.embedding_bag(index, x, ends, per_sample_weights=w), (base, weight)),
+        "bag, max": (lambda x: reduce.embedding_bag(index, x, ends, mode="max"), (base,)),
+        "bag, padded": (
+            lambda x, w: reduce.embedding_bag(index.view(2, 3), x, padding_idx=3, per_sample_weights=w.view(2, 3)),
+            (base, weight),
+        ),
+        "bag, largest but the padding": (
+            lambda x: reduce.embedding_bag(index, x, ends[:3], mode="max", padding_idx=-4, include_last_offset=False),
+            (base,),
+        ),
         "bag, mean": (lambda x: reduce.embedding_bag(index, x, ends, mode="mean"), (base,)),
         "bincount": (lambda w: reduce.bincount(index, w), (weight,)),
     }
@@ -738,6 +831,8 @@ def test_vmap_over_indices(device):
         *(lambda i, k=k: torch_reduce.index_reduce(base, 0, i, source, k) for k in REDUCTIONS),
         lambda i: torch_reduce.scatter_reduce(base, 0, i[:, None].expand(50, 4), source, "mean", include_self=False),
         lambda i: torch_reduce.embedding(i.view(5, 10), table, 2),
+        lambda i: torch_reduce.embedding_bag(i.view(5, 10), table, padding_idx=2),
+        lambda i: torch_reduce.embedding_bag(i, table, torch.tensor([0, 9, 30], device=device), mode="max"),
     ):
         assert_same_bits(torch.vmap(function)(index), torch.stack([function(i) for i in index]))
     tables = torch.stack([table, table * 2, -table])
@@ -796,6 +891,8 @@ def test_opcheck(device):
     opcheck(OPS.embedding.default, (index, base, 3))
     opcheck(OPS._embedding.default, (base, index, 3))
     opcheck(OPS.embedding_bag.default, (index, base, torch.tensor([0, 2, 6], device=device)))
+    for mode in ("sum", "mean", "max"):
+        opcheck(OPS.embedding_bag.default, (index.view(2, 3), base), dict(mode=mode, padding_idx=3))
     opcheck(OPS._index_sum_values.default, (weight, index, 4, None, torch.float32))
 
 
@@ -887,7 +984,14 @@ def test_wrong_arguments(device):
         (RuntimeError, "floating", lambda: torch_reduce.index_mean(x.int(), index, 2)),
         (ValueError, "[Pp]adding_idx", lambda: torch_reduce.embedding(index, x, 3)),
         (ValueError, "[Pp]adding_idx", lambda: torch_reduce.embedding(index, x, -4)),
-        (ValueError, "mode", lambda: torch_reduce.embedding_bag(index, x, index, mode="max")),
+        (ValueError, "mode", lambda: torch_reduce.embedding_bag(index, x, index, mode="most")),
+        (ValueError, "offsets: expected None", lambda: torch_reduce.embedding_bag(index[None], x, index)),
+        (ValueError, "offsets has to be a 1D Tensor, but got None", lambda: torch_reduce.embedding_bag(index, x)),
+        (ValueError, "offsets has to be a 1D", lambda: torch_reduce.embedding_bag(index, x, index[None])),
+        (ValueError, "input has to be 1D or 2D", lambda: torch_reduce.embedding_bag(index[None, None], x)),
+        (RuntimeError, "at least 1", lambda: torch_reduce.embedding_bag(index, x, index[:0])),
+        (RuntimeError, "padding_idx must be", lambda: torch_reduce.embedding_bag(index, x, index[:1], padding_idx=3)),
+        (RuntimeError, "padding_idx must be", lambda: torch_reduce.embedding_bag(index, x, index[:1], padding_idx=-4)),
     ):
         with pytest.raises(error, match=words):
             work()
@@ -956,6 +1060,11 @@ def test_torch_errors(device):
         both(
             "embedding_bag", index, x, torch.tensor([0, 2], device=device), mode="sum", per_sample_weights=x[0].double()
         ),
+        both("embedding_bag", index[None], x, index),
+        both("embedding_bag", index, x),
+        both("embedding_bag", index, x, index[:1], padding_idx=3),
+        both("embedding_bag", index[None, None], x),
+        both("embedding_bag", index, x, torch.tensor([0, 2], device=device), mode="max", per_sample_weights=x[0]),
         both("bincount", index[None]),
         both("bincount", index, x[:, 0]),
         both("bincount", index, x[0], minlength=-1),

@@ -144,6 +144,9 @@ def test_indices(name, device):
         assert_bits_of_a_graph(lambda y: T.embedding(index, y, 2), table)
         assert_bits_of_a_graph(lambda y: T.embedding_bag(index, y, offsets, mode="mean"), table)
         assert_bits_of_a_graph(lambda y, w: T.embedding_bag(index, y, offsets, per_sample_weights=w), table, weight)
+        for mode in ("sum", "mean", "max"):
+            function = lambda y, m=mode: T.embedding_bag(index.view(2, 3), y, mode=m, padding_idx=3)  # noqa: E731
+            assert_bits_of_a_graph(function, table)
         assert_bits_of_a_graph(lambda x: T.segment_softmax(x, offsets), x)
 
 

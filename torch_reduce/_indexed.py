@@ -516,63 +516,74 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
 def embedding_bag(
     input: Tensor,
     weight: Tensor,
-    offsets: Tensor,
+    offsets: Tensor | None = None,
     *,
     mode: str = "sum",
     per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = True,
+    padding_idx: int | SymInt | None = None,
 ) -> Tensor:
-    """Sums or means of bags of rows of a table, which are added as they are read.
+    """Sums, means or largest elements of bags of rows of a table, as :func:`torch.nn.functional.embedding_bag`.
 
-    It is :func:`torch.nn.functional.embedding_bag` with ``include_last_offset=True``.
+    Sums and means are added as the rows are read. Unlike in torch's function, the mode is "sum" unless another one is
+    given, and the last offset is an end unless ``include_last_offset`` is False.
 
     Args:
-        input: int64 or int32, of one dim: the numbers of the rows of all bags, in [0, weight.size(0)).
+        input: int64 or int32, the numbers of rows in [0, weight.size(0)): of one dim for all bags, or of shape (bags,
+            entries), where each row is a bag.
         weight: the table, of shape (rows, columns), of any floating dtype and strides; or a DTensor, or a Shard of
             columns, as for :func:`index_sum`.
         offsets: int64 or int32, of one dim, ascending: bag ``b`` has the entries ``input[offsets[b]:offsets[b + 1]]``.
-            The last offset is the end of the last bag. Entries outside of all bags are not read.
-        mode: "sum" or "mean".
+            Entries outside of all bags are not read. None beside an ``input`` of two dims, and there only.
+        mode: "sum", "mean" or "max".
         per_sample_weights: of the shape of ``input`` and the dtype of ``weight``: each row is multiplied by its weight.
             For sums only.
+        include_last_offset: whether the last offset is the end of the last bag. Otherwise a bag begins there, and ends
+            with ``input``.
+        padding_idx: a row, which may be counted from the end, whose entries count as if they were not there.
 
     Returns:
         A tensor of shape (bags, columns) and of the dtype of ``weight``. A bag has the bits of
-        :func:`torch_reduce.sum`, :func:`torch_reduce.mean` or :func:`weighted_sum` of its rows. An empty one is 0, in
-        means too, as in torch.
+        :func:`torch_reduce.sum`, :func:`torch_reduce.mean`, :func:`torch_reduce.amax` or :func:`weighted_sum` of its
+        rows. An empty one is 0, in every mode, as in torch.
 
-    **Gradients** of any order and in forward mode, as of :func:`embedding` and :func:`index_sum`. There is no "max", no
-    ``padding_idx``, ``max_norm`` or ``scale_grad_by_freq``.
+    **Gradients** of any order and in forward mode, as of :func:`embedding` and :func:`index_sum`. The entries that have
+    the largest element share its gradient equally; torch gives it to the first of them. For "max" the rows of all
+    entries are written to memory. There is no ``max_norm`` or ``scale_grad_by_freq``.
 
     Raises:
         TypeError: an argument is no tensor.
         IndexError: on the CPU, an entry is out of range (on a GPU see :func:`index_plan`).
-        ValueError: ``mode`` is neither "sum" nor "mean"; ``input`` has not one dim; ``per_sample_weights`` has another
-            shape.
-        NotImplementedError: ``per_sample_weights`` with means.
-        RuntimeError: other dtypes; on the CPU, offsets that do not ascend or lie outside of ``input``.
+        ValueError: ``mode`` is another one; ``input`` has not one or two dims; ``offsets`` are missing, or should be,
+            or have not one dim; ``per_sample_weights`` has another shape.
+        NotImplementedError: ``per_sample_weights`` with another mode than "sum".
+        RuntimeError: other dtypes; ``padding_idx`` is not the number of a row; on the CPU, offsets that do not ascend
+            or lie outside of ``input``.
 
     >>> table = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     >>> torch_reduce.embedding_bag(torch.tensor([2, 0, 1]), table, torch.tensor([0, 2, 2, 3]))
     tensor([[6., 8.],
             [0., 0.],
             [3., 4.]])
+    >>> torch_reduce.embedding_bag(torch.tensor([[2, 0], [1, 0]]), table, mode="max", padding_idx=0)
+    tensor([[5., 6.],
+            [3., 4.]])
     """
-    given = {} if per_sample_weights is None else {"per_sample_weights": per_sample_weights}
-    plain_tensors("embedding_bag", input=input, offsets=offsets, **given)
+    options = {"per_sample_weights": per_sample_weights, "offsets": offsets}
+    plain_tensors("embedding_bag", input=input, **{key: one for key, one in options.items() if one is not None})
     tensors("embedding_bag", weight=weight)
+    _arguments.boolean("embedding_bag", "include_last_offset", include_last_offset)
+    named = dict(
+        mode=mode,
+        per_sample_weights=per_sample_weights,
+        include_last_offset=include_last_offset,
+        padding_idx=padding_idx,
+    )
     if any(mesh_of(one) is not None for one in (input, weight, offsets, per_sample_weights)):
         from .distributed._dtensor import embedding_bag as of_dtensors
 
-        return _named("embedding_bag", of_dtensors, input, weight, offsets, mode, per_sample_weights)
-    return _library.call(
-        "embedding_bag",
-        _ops.embedding_bag.default,
-        input,
-        weight,
-        offsets,
-        mode=mode,
-        per_sample_weights=per_sample_weights,
-    )
+        return _named("embedding_bag", of_dtensors, input, weight, offsets, **named)
+    return _library.call("embedding_bag", _ops.embedding_bag.default, input, weight, offsets, **named)
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:

@@ -540,30 +540,86 @@ Tensor embedding(const Tensor& input, const Tensor& weight, std::optional<SymInt
   return found.reshape_symint(sizes);
 }
 
-Tensor embedding_bag(const Tensor& input, const Tensor& weight, const Tensor& offsets, std::string_view mode,
-                     const OptionalTensor& per_sample_weights) {
+// --- bags -------------------------------------------------------------------------------------------------------------------
+
+// The entries of bags: bag b has those from ends[b] to before ends[b + 1]. Others are not read.
+struct Bags { Tensor entries, ends, weights; };
+
+// Raises torch's errors.
+void check_bags(const Tensor& input, const Tensor& weight, const OptionalTensor& offsets, std::string_view mode,
+                const OptionalTensor& per_sample_weights) {
   constexpr const char* kName = "embedding_bag";
   check_table(kName, input, weight);
-  TORCH_CHECK_VALUE(input.dim() == 1, kName, "(): input: expected a tensor of one dim, but got ", input.dim());
-  TORCH_CHECK_VALUE(mode == "sum" || mode == "mean", kName, "(): mode has to be one of sum or mean, but is ", mode);
-  const at::ScalarType dtype = weight.scalar_type();
-  if (mode == "sum") {
-    if (per_sample_weights) {
-      TORCH_CHECK_VALUE(per_sample_weights->sym_sizes() == input.sym_sizes(), kName, "(): If per_sample_weights (",
-                        per_sample_weights->sym_sizes(), ") is not None, then it must have the same shape as the input (",
-                        input.sym_sizes(), ")");
-      TORCH_CHECK(per_sample_weights->scalar_type() == dtype, kName,
-                  "(): Expected tensor for argument #1 'weight' to have the same type as tensor for argument #1 "
-                  "'per_sample_weights'; but type ",
-                  dtype, " does not equal ", per_sample_weights->scalar_type());
-    }
-    return along(weight, tensor_of(per_sample_weights), {input, offsets, {}}, {}, 0, dtype);
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(!per_sample_weights, kName,
+  TORCH_CHECK_VALUE(input.dim() == 1 || input.dim() == 2, kName,
+                    "(): input has to be 1D or 2D Tensor, but got Tensor of dimension ", input.dim());
+  TORCH_CHECK_VALUE(input.dim() == 1 || !offsets, kName, "(): offsets: expected None, as the rows of a 2D input are its bags");
+  TORCH_CHECK_VALUE(input.dim() == 2 || (offsets && offsets->dim() == 1), kName, "(): offsets has to be a 1D Tensor, but got ",
+                    offsets ? std::to_string(offsets->dim()) + " dims" : "None");
+  TORCH_CHECK_VALUE(mode == "sum" || mode == "mean" || mode == "max", kName,
+                    "(): mode has to be one of sum, mean or max, but is ", mode);
+  if (!per_sample_weights) return;
+  TORCH_CHECK_VALUE(per_sample_weights->sym_sizes() == input.sym_sizes(), kName, "(): If per_sample_weights (",
+                    per_sample_weights->sym_sizes(), ") is not None, then it must have the same shape as the input (",
+                    input.sym_sizes(), ")");
+  TORCH_CHECK_NOT_IMPLEMENTED(mode == "sum", kName,
                               "(): per_sample_weights was not None. per_sample_weights is only supported for mode='sum' (got "
-                              "mode='mean').");
-  const Tensor means = along<Operation::mean>(weight, {}, {input, offsets, {}}, {}, 0, dtype);
-  return means.masked_fill(offsets.diff().eq(0).unsqueeze(-1), 0);  // torch's mean of no rows
+                              "mode='",
+                              mode, "').");
+  TORCH_CHECK(per_sample_weights->scalar_type() == weight.scalar_type(), kName,
+              "(): Expected tensor for argument #1 'weight' to have the same type as tensor for argument #1 "
+              "'per_sample_weights'; but type ",
+              weight.scalar_type(), " does not equal ", per_sample_weights->scalar_type());
+}
+
+Bags bags_of(const Tensor& input, const OptionalTensor& offsets, const OptionalTensor& weights, bool include_last_offset) {
+  const Tensor flat = weights ? weights->reshape(-1) : Tensor();
+  if (input.dim() == 2) {
+    const Tensor ends = at::arange(input.sym_size(0) + 1, input.options().dtype(at::kLong)) * input.sym_size(1);
+    return {input.reshape(-1), ends, flat};
+  }
+  if (include_last_offset) return {input, *offsets, flat};
+  return {input, at::cat({*offsets, offsets->new_zeros({1}).add(input.sym_size(0))}), flat};
+}
+
+// Entries of `padding` are moved behind all others, out of the bags. The others keep their order.
+Bags without_padding(const Bags& bags, const SymInt& padding) {
+  const Tensor kept = bags.entries.ne(padding);
+  const Tensor order = std::get<0>(plan_of(kept.logical_not().to(at::kInt), 2));
+  const Tensor before = at::cat({bags.entries.new_zeros({1}, at::kLong), kept.cumsum(0)});  // kept ones before each place
+  const SymInt count = bags.entries.sym_size(0);
+  const Tensor wrong = bags.ends.lt(0).logical_or(bags.ends.gt(count));  // stay what they are, and are refused
+  const Tensor ends = at::where(wrong, bags.ends.to(at::kLong), before.index_select(0, bags.ends.clamp(0, count)));
+  return {bags.entries.index_select(0, order), ends, bags.weights.defined() ? bags.weights.index_select(0, order) : Tensor()};
+}
+
+// The largest elements of bags that are not empty.
+Tensor largest(const Tensor& table, const Bags& bags) {
+  static const auto amax = find<Tensor(const Tensor&, const Tensor&, int64_t)>("segment_amax");
+  const Tensor place = at::arange(bags.entries.sym_size(0), bags.ends.options());
+  const Tensor outside = place.lt(bags.ends.select(0, 0)).logical_or(place.ge(bags.ends.select(0, -1)));
+  return amax.call(rows_of(table, bags.entries.masked_fill(outside, 0), 0), bags.ends, 0);
+}
+
+Tensor embedding_bag(const Tensor& input, const Tensor& weight, const OptionalTensor& offsets, std::string_view mode,
+                     const OptionalTensor& per_sample_weights, bool include_last_offset, std::optional<SymInt> padding_idx) {
+  constexpr const char* kName = "embedding_bag";
+  check_bags(input, weight, offsets, mode, per_sample_weights);
+  if (offsets) check_integers(kName, "(): offsets", *offsets);
+  TORCH_CHECK(!offsets || !include_last_offset || TORCH_GUARD_OR_TRUE(offsets->sym_size(0).sym_gt(0)), kName,
+              "(): include_last_offset: number of offset should be at least 1");
+  Bags bags = bags_of(input, offsets, per_sample_weights, include_last_offset);
+  if (padding_idx) {
+    const SymInt count = weight.sym_size(0);
+    TORCH_CHECK(TORCH_GUARD_OR_TRUE(padding_idx->sym_lt(count)) && TORCH_GUARD_OR_TRUE((-count).sym_le(*padding_idx)), kName,
+                "(): padding_idx must be within the number of embeddings, from ", -count, " to ", count - 1, ", but got ",
+                *padding_idx);
+    bags = without_padding(bags, TORCH_GUARD_OR_FALSE(padding_idx->sym_lt(0)) ? *padding_idx + count : *padding_idx);
+  }
+  const at::ScalarType dtype = weight.scalar_type();
+  if (mode == "sum") return along(weight, bags.weights, {bags.entries, bags.ends, {}}, {}, 0, dtype);
+  const Tensor found =
+      mode == "max" ? largest(weight, bags) : along<Operation::mean>(weight, {}, {bags.entries, bags.ends, {}}, {}, 0, dtype);
+  return found.masked_fill(bags.ends.diff().eq(0).unsqueeze(-1), 0);  // torch's result of no rows
 }
 
 // `name` is the function that was called.
@@ -705,8 +761,8 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   define_composite(m, "embedding(Tensor input, Tensor weight, SymInt? padding_idx=None) -> Tensor", &embedding);
   define_composite(
       m,
-      "embedding_bag(Tensor input, Tensor weight, Tensor offsets, *, str mode=\"sum\", Tensor? per_sample_weights=None) -> "
-      "Tensor",
+      "embedding_bag(Tensor input, Tensor weight, Tensor? offsets=None, *, str mode=\"sum\", Tensor? per_sample_weights=None, "
+      "bool include_last_offset=True, SymInt? padding_idx=None) -> Tensor",
       &embedding_bag);
   define_composite(m, "bincount(Tensor input, Tensor? weights=None, SymInt minlength=0) -> Tensor", &indexed::bincount);
 }

@@ -637,17 +637,21 @@ def embedding(input: Tensor, weight: Any, padding_idx: Any) -> DTensor:
     return _of_parts([weight], [cut], lambda table: operator(input, table, padding_idx), after, meta)
 
 
-def embedding_bag(input: Tensor, weight: Any, offsets: Tensor, mode: str, per_sample_weights: Any) -> DTensor:
+def embedding_bag(
+    input: Tensor, weight: Any, offsets: Tensor | None, *, per_sample_weights: Any, **others: Any
+) -> DTensor:
     """Of the columns that a rank has. The gradient of weights is a sum over columns, so it needs all of them."""
     given = {"weight": weight, "per_sample_weights": per_sample_weights}
-    input, offsets = lists_beside("embedding_bag", given, {"input": input, "offsets": offsets})
+    lists = {"input": input} if offsets is None else {"input": input, "offsets": offsets}
+    input, *rest = lists_beside("embedding_bag", given, lists)
+    offsets = rest[0] if rest else None
     operator = torch.ops.gpureduce.embedding_bag.default
     metas = [_meta_of(one) for one in (input, weight, offsets)]
-    meta = operator(*metas, mode=mode, per_sample_weights=_meta_of(per_sample_weights))
+    meta = operator(*metas, per_sample_weights=_meta_of(per_sample_weights), **others)
     summed = per_sample_weights is not None and per_sample_weights.requires_grad and torch.is_grad_enabled()
 
     def call(table: Tensor, weights: Tensor | None) -> Tensor:
-        return operator(input, table, offsets, mode=mode, per_sample_weights=weights)
+        return operator(input, table, offsets, per_sample_weights=weights, **others)
 
     cut, all_ranks = _columns(weight, summed), [Replicate()] * weight.device_mesh.ndim
     return _of_parts([weight, per_sample_weights], [cut, all_ranks], call, cut, meta)
