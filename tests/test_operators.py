@@ -156,6 +156,7 @@ OF_FAMILY = {  # by how names begin: the first one counts
         "accumulate": lambda: True,
     },
     "_traced_index_add": {"dim": lambda: 0},
+    "_traced__embedding_bag": {"indices": integers(0, 2, 1, 0), "weight": floats(4, 5), "offsets": integers(0, 2)},
     "_traced_index_reduce": {"dim": lambda: 0},
     "_traced_scatter_reduce": {"index": lambda: torch.zeros(4, 5, dtype=torch.int64), "dim": lambda: 0},
     "_traced_scatter_add": {"index": lambda: torch.zeros(4, 5, dtype=torch.int64), "dim": lambda: 0},

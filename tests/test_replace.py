@@ -28,6 +28,7 @@ OPINFO = opinfo()
 torch.vmap(torch.neg)(torch.ones(2))  # functorch registers kernels at its first call
 KERNELS = ["sum.dim_IntList", "sum.IntList_out", "sum", "sum.out", "mean.dim", "mean.out", "prod", "prod.dim_int"]
 KERNELS += ["amax", "amax.out", "amin", "any.dims", "any", "all.dim", "count_nonzero.dim_IntList", "linalg_vector_norm"]
+KERNELS += ["_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_dense_backward"]
 KERNELS += ["index_reduce", "index_reduce.out", "scatter_reduce.two", "scatter_reduce_.two"]
 KERNELS += ["index_add", "index_add_", "scatter_add.out", "_index_put_impl_", "bincount", "embedding_dense_backward"]
 KERNELS += ["rms_norm", "_fused_rms_norm", "nll_loss_forward", "nll_loss_forward.output", "nll_loss2d_backward"]
@@ -713,6 +714,10 @@ OTHERS = {
     "embedding": [
         (lambda x: torch.ops.aten.embedding_dense_backward(x.t(), bins(x), 7, -1, False), lambda x: in_bins(x)),
     ],
+    "embedding_bag": [
+        (lambda x: F.embedding_bag(of_bags(x), x.t(), mode="sum"), lambda x: in_bags(x, torch_reduce.sum)),
+        (lambda x: F.embedding_bag(of_bags(x), x.t(), mode="mean"), lambda x: in_bags(x, torch_reduce.mean)),
+    ],
     "bincount": [(lambda x: torch.bincount(bins(x), x[0]), lambda x: in_bins(x)[:, 0].contiguous())],
 }
 
@@ -724,6 +729,15 @@ def rows_of(x):
 def bins(x):
     """Which of 7 outputs each column of x goes to."""
     return torch.arange(x.shape[1], device=x.device) // 3 % 7
+
+
+def of_bags(x):
+    """The columns of x, of which each thousand makes a bag."""
+    return torch.arange(5000, device=x.device).view(5, 1000)
+
+
+def in_bags(x, function):
+    return torch.stack([function(x[:, columns], 1) for columns in of_bags(x)])
 
 
 def in_bins(x, kind="sum"):
@@ -755,6 +769,7 @@ def loss_of(x, target, weight=None, reduction="mean", ignored=-100):
 
 
 BY_INDEX = {"index_add", "scatter_add", "index_reduce", "scatter_reduce", "index_put", "embedding", "bincount"}
+BY_INDEX |= {"embedding_bag"}
 ATOMIC = {"nll_loss", *BY_INDEX}
 
 

@@ -303,6 +303,46 @@ def test_embedding(name, padding_idx, device):
         assert_same_bits(found + 0.0, wanted)
 
 
+@pytest.mark.parametrize("padding", [None, 0, -2])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max", "weighted"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_embedding_bag(name, mode, padding, device):
+    """Bags and gradients have the bits of our function's; of "max", whose ties torch gives to one row, of its sum."""
+    index, table = problem((3000,), 8, 1, device), data((9, 5), name, device=device)
+    weights = data((3000,), name, seed=3, device=device) if mode == "weighted" else None
+    last = dict(mode="sum" if mode == "weighted" else mode, padding_idx=padding)
+    for offsets, ends in ([0, 7, 7, 2000], False), ([0, 7, 7, 2000, 3000], True), (None, False):
+        rows = index.view(3, 1000) if offsets is None else index
+        own_weights = weights if weights is None else weights.view(rows.shape)
+        begins = offsets if offsets is None else torch.tensor(offsets, device=device)
+        results = []
+        for function in (torch_reduce.embedding_bag, F.embedding_bag):
+            leaves = [x.clone().requires_grad_() for x in (table, own_weights) if x is not None]
+            more = dict(per_sample_weights=leaves[1] if weights is not None else None, include_last_offset=ends)
+            with replaced(device):
+                result = function(rows, leaves[0], begins, **last, **more)
+                grad = data(tuple(result.shape), name, seed=4, device=device)
+                results.append([result.detach(), *torch.autograd.grad(result, leaves, grad)])
+                with torch.no_grad():  # a function of its own in torch
+                    assert_same_bits(function(rows, leaves[0], begins, **last, **more), result.detach())
+        for ours, found in zip(*results, strict=True):
+            if mode != "max" or found is results[1][0]:
+                assert_same_bits(found + 0.0, ours + 0.0)
+        if mode == "max":
+            kept = torch.ones_like(index, dtype=torch.bool) if padding is None else index != padding % 9
+            bounds = [0, 1000, 2000, 3000] if offsets is None else [*offsets, 3000]
+            for column in range(5):  # the first of the largest has it
+                places, grads = [], []
+                for b in range(len(grad)):
+                    mine = torch.arange(bounds[b], bounds[b + 1], device=device)[kept[bounds[b] : bounds[b + 1]]]
+                    if len(mine):
+                        largest = (table[index[mine], column] == results[1][0][b, column]).nonzero()[0, 0]
+                        places.append(index[mine[largest]].item())
+                        grads.append(grad[b, column])
+                wanted = added(torch.zeros(9, dtype=grad.dtype), np.array(places), torch.stack(grads).cpu())
+                assert_same_bits(results[1][1][:, column] + 0.0, wanted)
+
+
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "int64"])
 def test_bincount(name, device):
     """Sums of weights by their bin: float32 of float32, and else float64, as torch's."""
@@ -404,6 +444,7 @@ SAMPLED = [
     "bincount",
 ]
 SAMPLED += ["nn.functional.embedding", "masked_select", "unfold_copy"]  # the last one is torch's
+SAMPLED += ["nn.functional.embedding_bag"]
 SAMPLED += [f"index_reduce {kind}" for kind in REDUCTIONS if kind != "sum"]
 SAMPLED += [f"scatter_reduce {kind}" for kind in REDUCTIONS]
 
@@ -622,6 +663,10 @@ def left(d):
         "scaled by frequency": lambda: aten.embedding_dense_backward(one, i, 3, -1, True),
         "embedding of complex": lambda: aten.embedding_dense_backward(one + 0j, i, 3, -1, False),
         "embedding of none": lambda: aten.embedding_dense_backward(one[:0], i[:0], 3, -1, False),
+        "largest of bags": lambda: F.embedding_bag(i[None], x, mode="max"),
+        "bags that begin late": lambda: F.embedding_bag(i, x, i[:1]),
+        "bags of nothing": lambda: F.embedding_bag(i[:0], x, i[:0]),
+        "bags of float8": lambda: F.embedding_bag(i[None], x.to(torch.float8_e5m2)),
         "counts": lambda: torch.bincount(i),
         "counts of nothing": lambda: torch.bincount(i[:0], one[0, :0]),
         "negative bins": lambda: torch.bincount(-i, one[:, 0]),
@@ -646,6 +691,7 @@ def beyond(d):
         yield lambda matrix=matrix: x.scatter_add(0, matrix, one)
         yield lambda matrix=matrix: x.scatter_add(0, matrix.contiguous(), one)
         yield lambda i=i: aten.embedding_dense_backward(one, i, 3, -1, False)
+        yield lambda i=i: F.embedding_bag(i[None], x)
     for bad in (3, -4, 2**40):  # of 3 rows
         i = torch.tensor([1, bad], device=d)
         yield lambda i=i: aten.index_put(x, [i], one, True)
@@ -786,6 +832,10 @@ COMPILED = {
     "index_reduce": lambda x, i, g: x.index_reduce(0, i, g, "mean", include_self=False),
     "index_reduce of few": lambda x, i, g: x.repeat(500, 1).index_reduce(0, i[:9] * 400, g[:9], "prod"),
     "scatter_reduce": lambda x, i, g: x.scatter_reduce(0, i[:, None].expand(-1, 5), g, "amax"),
+    "embedding_bag": lambda x, i, g: F.embedding_bag(i.view(3, 300), x, mode="mean", padding_idx=2),
+    "embedding_bag, weighted": lambda x, i, g: F.embedding_bag(
+        i.view(3, 300), x, mode="sum", per_sample_weights=g[:, 0].reshape(3, 300)
+    ),
     "index_put": lambda x, i, g: x.index_put((i,), g, accumulate=True),
     "index_put of columns": lambda x, i, g: x.t().contiguous().t().index_put((i,), g, accumulate=True),
     "index_put apart": lambda x, i, g: aten.index_put(x[:, None], [i, None, i % 5], g[:, :1], True),
@@ -857,6 +907,7 @@ def test_graph(cuda):
             x.scatter_add(0, index[:, None].expand(-1, 5), source),
             x.index_put((index,), source, accumulate=True),
             aten.embedding_dense_backward(source, index, 9, 2, False),
+            F.embedding_bag(index.view(9, 100), x, padding_idx=2),
         )
 
     with replaced(cuda):

@@ -170,6 +170,12 @@ CALLS = {
     "embedding": [
         lambda x: aten.embedding_dense_backward(x, places(x, x[..., 0].numel()).view(x.shape[:-1]), 7, -1, False),
     ],
+    "embedding_bag": [
+        lambda x: F.embedding_bag(places(x, 6).view(3, 2), x[0, 0], mode="mean"),
+        lambda x: torch.autograd.grad(
+            F.embedding_bag(places(x, 6).view(3, 2), (t := x[0, 0].detach().requires_grad_()), mode="sum").sum(), t
+        )[0],
+    ],
     "bincount": [lambda x: torch.bincount(places(x, x.shape[3]), x[0, 0, :, :].reshape(-1)[: x.shape[3]])],
 }
 

@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUNCTIONS = ["sum", "mean", "nansum", "prod", "amax", "amin", "any", "all", "count_nonzero", "vector_norm"]
 FUNCTIONS += ["logsumexp", "var", "std", "var_mean", "std_mean", "dot"]
 FUNCTIONS += ["index_add", "scatter_add", "index_reduce", "scatter_reduce", "index_put", "embedding", "bincount"]
+FUNCTIONS += ["embedding_bag"]
 
 
 # --- in the processes that run the tests, of which this file is a plugin ----------------------------------------------

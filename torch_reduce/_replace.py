@@ -40,6 +40,7 @@ _Name: TypeAlias = Literal[
     "scatter_reduce",
     "index_put",
     "embedding",
+    "embedding_bag",
     "bincount",
 ]
 
@@ -78,6 +79,8 @@ class replace(ContextDecorator):
     ``"scatter_reduce"``  ``torch.scatter_reduce`` of floats
     ``"index_put"``       ``torch.index_put`` with ``accumulate=True``, and the gradient of ``x[index]``
     ``"embedding"``       the gradient of ``torch.nn.functional.embedding``, without ``scale_grad_by_freq``
+    ``"embedding_bag"``   sums and means of ``torch.nn.functional.embedding_bag``, and all of its gradients, without
+                          ``scale_grad_by_freq`` and ``sparse``
     ``"bincount"``        ``torch.bincount`` with ``weights``
     ====================  ======================================================================
 
@@ -89,7 +92,7 @@ class replace(ContextDecorator):
     sum is added to what was there, and rounded once. So nothing of it is refused under
     :func:`torch.use_deterministic_algorithms`. The gradients of ``scatter_reduce`` and ``index_reduce`` are torch's own
     formulas, which add by ``"scatter_add"`` and ``"index_add"``. Integers are exact in torch, too, so that these two
-    leave them to it. Gradients of :func:`torch.nn.functional.embedding_bag` and ``Tensor.put_`` stay torch's.
+    leave them to it. Gradients of ``Tensor.put_`` stay torch's.
 
     Results have torch's dtypes, shapes and strides, whatever the strides of the input. One dtype differs: on the CPU,
     ``torch.native_layer_norm`` of halves returns its statistics in float32, as on a GPU.

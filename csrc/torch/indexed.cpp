@@ -600,28 +600,6 @@ Tensor largest(const Tensor& table, const Bags& bags) {
   return amax.call(rows_of(table, bags.entries.masked_fill(outside, 0), 0), bags.ends, 0);
 }
 
-Tensor embedding_bag(const Tensor& input, const Tensor& weight, const OptionalTensor& offsets, std::string_view mode,
-                     const OptionalTensor& per_sample_weights, bool include_last_offset, std::optional<SymInt> padding_idx) {
-  constexpr const char* kName = "embedding_bag";
-  check_bags(input, weight, offsets, mode, per_sample_weights);
-  if (offsets) check_integers(kName, "(): offsets", *offsets);
-  TORCH_CHECK(!offsets || !include_last_offset || TORCH_GUARD_OR_TRUE(offsets->sym_size(0).sym_gt(0)), kName,
-              "(): include_last_offset: number of offset should be at least 1");
-  Bags bags = bags_of(input, offsets, per_sample_weights, include_last_offset);
-  if (padding_idx) {
-    const SymInt count = weight.sym_size(0);
-    TORCH_CHECK(TORCH_GUARD_OR_TRUE(padding_idx->sym_lt(count)) && TORCH_GUARD_OR_TRUE((-count).sym_le(*padding_idx)), kName,
-                "(): padding_idx must be within the number of embeddings, from ", -count, " to ", count - 1, ", but got ",
-                *padding_idx);
-    bags = without_padding(bags, TORCH_GUARD_OR_FALSE(padding_idx->sym_lt(0)) ? *padding_idx + count : *padding_idx);
-  }
-  const at::ScalarType dtype = weight.scalar_type();
-  if (mode == "sum") return along(weight, bags.weights, {bags.entries, bags.ends, {}}, {}, 0, dtype);
-  const Tensor found =
-      mode == "max" ? largest(weight, bags) : along<Operation::mean>(weight, {}, {bags.entries, bags.ends, {}}, {}, 0, dtype);
-  return found.masked_fill(bags.ends.diff().eq(0).unsqueeze(-1), 0);  // torch's result of no rows
-}
-
 // `name` is the function that was called.
 Tensor index_added(const char* name, const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source,
                    const at::Scalar& given_alpha) {
@@ -679,6 +657,28 @@ Tensor scatter_reduce(const Tensor& input, int64_t dim, const Tensor& index, con
         return is_one_vector(entries, d) && covers(self, d, entries) ? reduce_vector(self, d, entries, taken, how)
                                                                      : reduce_elements(self, d, entries, taken, how);
       });
+}
+
+Tensor embedding_bag(const Tensor& input, const Tensor& weight, const OptionalTensor& offsets, std::string_view mode,
+                     const OptionalTensor& per_sample_weights, bool include_last_offset, std::optional<SymInt> padding_idx) {
+  constexpr const char* kName = "embedding_bag";
+  check_bags(input, weight, offsets, mode, per_sample_weights);
+  if (offsets) check_integers(kName, "(): offsets", *offsets);
+  TORCH_CHECK(!offsets || !include_last_offset || TORCH_GUARD_OR_TRUE(offsets->sym_size(0).sym_gt(0)), kName,
+              "(): include_last_offset: number of offset should be at least 1");
+  Bags bags = bags_of(input, offsets, per_sample_weights, include_last_offset);
+  if (padding_idx) {
+    const SymInt count = weight.sym_size(0);
+    TORCH_CHECK(TORCH_GUARD_OR_TRUE(padding_idx->sym_lt(count)) && TORCH_GUARD_OR_TRUE((-count).sym_le(*padding_idx)), kName,
+                "(): padding_idx must be within the number of embeddings, from ", -count, " to ", count - 1, ", but got ",
+                *padding_idx);
+    bags = without_padding(bags, TORCH_GUARD_OR_FALSE(padding_idx->sym_lt(0)) ? *padding_idx + count : *padding_idx);
+  }
+  const at::ScalarType dtype = weight.scalar_type();
+  if (mode == "sum") return along(weight, bags.weights, {bags.entries, bags.ends, {}}, {}, 0, dtype);
+  const Tensor found =
+      mode == "max" ? largest(weight, bags) : along<Operation::mean>(weight, {}, {bags.entries, bags.ends, {}}, {}, 0, dtype);
+  return found.masked_fill(bags.ends.diff().eq(0).unsqueeze(-1), 0);  // torch's result of no rows
 }
 
 Tensor bincount(const Tensor& input, const OptionalTensor& weights, SymInt minlength) {
@@ -763,6 +763,6 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       m,
       "embedding_bag(Tensor input, Tensor weight, Tensor? offsets=None, *, str mode=\"sum\", Tensor? per_sample_weights=None, "
       "bool include_last_offset=True, SymInt? padding_idx=None) -> Tensor",
-      &embedding_bag);
+      &indexed::embedding_bag);
   define_composite(m, "bincount(Tensor input, Tensor? weights=None, SymInt minlength=0) -> Tensor", &indexed::bincount);
 }

@@ -20,6 +20,9 @@ at::Tensor index_reduce(const at::Tensor& input, int64_t dim, const at::Tensor& 
                         std::string_view reduce, bool include_self);
 at::Tensor scatter_reduce(const at::Tensor& input, int64_t dim, const at::Tensor& index, const at::Tensor& src,
                           std::string_view reduce, bool include_self);
+at::Tensor embedding_bag(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& offsets,
+                         std::string_view mode, const std::optional<at::Tensor>& per_sample_weights, bool include_last_offset,
+                         std::optional<c10::SymInt> padding_idx);
 at::Tensor bincount(const at::Tensor& input, const std::optional<at::Tensor>& weights, c10::SymInt minlength);
 
 }  // namespace gpureduce::indexed

@@ -2,7 +2,13 @@
 // the gradient of an embedding, and bincount with weights. So the gradients of x[index], index_select and gather are ours, too,
 // which autograd makes of these. Where a call cannot be ours, torch's kernel takes it unchanged.
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <ATen/WrapDimUtilsMulti.h>
+#include <ATen/ops/_embedding_bag_backward_cpu_dispatch.h>
+#include <ATen/ops/_embedding_bag_cpu_dispatch.h>
+#include <ATen/ops/_embedding_bag_dense_backward_cpu_dispatch.h>
+#include <ATen/ops/_embedding_bag_forward_only_cpu_dispatch.h>
+#include <ATen/ops/_embedding_bag_per_sample_weights_backward_cpu_dispatch.h>
 #include <ATen/ops/_index_put_impl_cpu_dispatch.h>
 #include <ATen/ops/bincount_cpu_dispatch.h>
 #include <ATen/ops/embedding_dense_backward_cpu_dispatch.h>
@@ -12,6 +18,11 @@
 #include <ATen/ops/scatter_reduce_cpu_dispatch.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/ops/_embedding_bag_backward_cuda_dispatch.h>
+#include <ATen/ops/_embedding_bag_cuda_dispatch.h>
+#include <ATen/ops/_embedding_bag_dense_backward_cuda_dispatch.h>
+#include <ATen/ops/_embedding_bag_forward_only_cuda_dispatch.h>
+#include <ATen/ops/_embedding_bag_per_sample_weights_backward_cuda_dispatch.h>
 #include <ATen/ops/_index_put_impl_cuda_dispatch.h>
 #include <ATen/ops/bincount_cuda_dispatch.h>
 #include <ATen/ops/embedding_dense_backward_cuda_dispatch.h>
@@ -24,6 +35,7 @@
 #include <optional>
 #include <tuple>
 
+#include "applied.h"
 #include "gathered.h"
 #include "indexed.h"
 #include "replace.h"
@@ -54,6 +66,11 @@ struct torch_scatter_reduce {
 };
 struct torch_index_put { GPUREDUCE_ORIGINAL_INPLACE(_index_put_impl) };
 struct torch_embedding_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(embedding_dense_backward_symint) };
+struct torch_bag { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag) };
+struct torch_bag_alone { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag_forward_only) };
+struct torch_bag_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag_backward_symint) };
+struct torch_bag_dense_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag_dense_backward_symint) };
+struct torch_bag_weights_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag_per_sample_weights_backward) };
 struct torch_bincount { GPUREDUCE_ORIGINAL_WITHOUT_OUT(bincount_symint) };
 
 // --- what is taken ----------------------------------------------------------------------------------------------------------
@@ -569,6 +586,144 @@ struct Embedding {
   }
 };
 
+// --- embedding_bag ----------------------------------------------------------------------------------------------------------
+
+// Sums and means. Largest rows stay torch's, which are exact in any order; their gradient is a sum. Beside the result there are
+// the number of each entry's bag, and how many entries each bag has without the padding: all that backward passes need, torch's
+// own, too.
+struct EmbeddingBag {
+  enum Mode : int64_t { kSum, kMean, kMax };
+  using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+  template <bool traced>
+  static bool takes(const Tensor& weight, const Tensor& indices, const Tensor& offsets, int64_t mode,
+                    const OptionalTensor& per_sample_weights, bool include_last_offset) {
+    if (mode != kSum && mode != kMean) return false;
+    if (!is_pair(weight, weight) || !at::isFloatingType(weight.scalar_type()) || weight.dim() != 2) return false;
+    if (!is_index(indices, weight.device()) || indices.dim() != 1) return false;
+    if (!is_index(offsets, weight.device()) || offsets.dim() != 1 || offsets.scalar_type() != indices.scalar_type())
+      return false;
+    if (include_last_offset && same(offsets.sym_size(0), 1)) return false;
+    if (per_sample_weights && per_sample_weights->defined()) {
+      const Tensor& factor = *per_sample_weights;
+      if (mode != kSum || factor.scalar_type() != weight.scalar_type() || !is_plain(factor, weight.device())) return false;
+      if (factor.dim() != 1 || !same(factor.sym_size(0), indices.sym_size(0))) return false;
+    }
+    return traced || !offsets.is_cpu() || offsets.select(0, 0).item<int64_t>() == 0;  // of others torch raises an error
+  }
+
+  static Results ours(const Tensor& weight, const Tensor& indices, const Tensor& offsets, int64_t mode,
+                      const OptionalTensor& per_sample_weights, bool include_last_offset, int64_t padding) {
+    const OptionalTensor factor = per_sample_weights && per_sample_weights->defined() ? per_sample_weights : OptionalTensor();
+    const bool pads = padding >= 0;
+    const Tensor found = indexed::embedding_bag(indices, weight, offsets, mode == kSum ? "sum" : "mean", factor,
+                                                include_last_offset, pads ? std::optional<c10::SymInt>(padding) : std::nullopt);
+    const c10::SymInt count = indices.sym_size(0), bags = found.sym_size(0);
+    const Tensor begins = offsets.slice_symint(0, 0, bags);
+    const Tensor ends = include_last_offset ? offsets.slice_symint(0, 1)
+                                            : at::cat({offsets.slice_symint(0, 1), offsets.new_zeros({1}).add(count)});
+    const Tensor bag =
+        at::searchsorted(begins, at::arange(count, begins.options()), /*out_int32=*/begins.scalar_type() == at::kInt,
+                         /*right=*/true)
+            .sub(1);
+    Tensor sizes = ends.sub(begins);
+    if (pads) {
+      const Tensor before = at::cat({indices.new_zeros({1}, at::kLong), indices.ne(padding).cumsum(0)});
+      sizes = before.index_select(0, ends).sub(before.index_select(0, begins)).to(offsets.scalar_type());
+    }
+    return {found.contiguous(), bag, sizes, sizes.clone()};
+  }
+
+  template <class Torch, bool traced>
+  static Results forward(Keys keys, const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool scale_grad_by_freq,
+                         int64_t mode, bool sparse, const OptionalTensor& per_sample_weights, bool include_last_offset,
+                         int64_t padding_idx) {
+    const auto otherwise = [&] {
+      return Torch::template call<traced>(keys, weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
+                                          include_last_offset, padding_idx);
+    };
+    if (!takes<traced>(weight, indices, offsets, mode, per_sample_weights, include_last_offset)) return otherwise();
+    return checked<traced>(
+        keys, [&] { return ours(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx); },
+        otherwise);
+  }
+
+  // The gradient of the table.
+  static bool takes_gradient(const Tensor& grad, const Tensor& indices, const Tensor& bag, const Tensor& sizes,
+                             const c10::SymInt& rows, bool scale_grad_by_freq) {
+    return !scale_grad_by_freq && is_pair(grad, grad) && at::isFloatingType(grad.scalar_type()) && grad.dim() == 2 &&
+           is_index(indices, grad.device()) && indices.dim() == 1 && is_index(bag, grad.device()) &&
+           same(bag.sym_size(0), indices.sym_size(0)) && is_index(sizes, grad.device()) &&
+           same(sizes.sym_size(0), grad.sym_size(0)) && TORCH_GUARD_OR_FALSE(rows.sym_gt(0));
+  }
+
+  // Entries of the padding are sorted behind all rows, where nobody reads them.
+  static Tensor gradient(const Tensor& given, const Tensor& indices, const Tensor& bag, const Tensor& sizes,
+                         const Tensor& largest, const c10::SymInt& rows, int64_t mode, const OptionalTensor& per_sample_weights,
+                         int64_t padding) {
+    if (mode == kMax) {
+      const Tensor place = at::where(sizes.gt(0).unsqueeze(1), largest, rows).to(at::kLong);
+      const Tensor zeros = at::zeros_symint({rows + 1, given.sym_size(1)}, given.options());
+      return indexed::scatter_add(zeros, 0, place, given).slice_symint(0, 0, rows);
+    }
+    const Tensor grad =
+        mode == kSum ? given : apply(Formula::ratio, given, {{}, sizes.unsqueeze(1)}, at::toOpMathType(given.scalar_type()));
+    const auto [order, ends] = index_plan_operator().call(at::where(indices.eq(padding), rows, indices), rows + 1);
+    const Tensor factor = per_sample_weights && per_sample_weights->defined() ? *per_sample_weights : Tensor();
+    return gathered::along(grad, factor, {bag.index_select(0, order), ends.slice_symint(0, 0, rows + 1), order}, {}, 0,
+                           given.scalar_type());
+  }
+
+  template <bool traced>
+  static Tensor dense_backward(Keys keys, const Tensor& grad, const Tensor& indices, const Tensor& bag, const Tensor& sizes,
+                               const Tensor& largest, c10::SymInt rows, bool scale_grad_by_freq, int64_t mode,
+                               const OptionalTensor& per_sample_weights, int64_t padding_idx) {
+    const auto otherwise = [&] {
+      return torch_bag_dense_backward::call<traced>(keys, grad, indices, bag, sizes, largest, rows, scale_grad_by_freq, mode,
+                                                    per_sample_weights, padding_idx);
+    };
+    if (!takes_gradient(grad, indices, bag, sizes, rows, scale_grad_by_freq)) return otherwise();
+    return checked<traced>(
+        keys, [&] { return gradient(grad, indices, bag, sizes, largest, rows, mode, per_sample_weights, padding_idx); },
+        otherwise);
+  }
+
+  template <bool traced>
+  static Tensor backward(Keys keys, const Tensor& grad, const Tensor& indices, const Tensor& offsets, const Tensor& bag,
+                         const Tensor& sizes, const Tensor& largest, c10::SymInt rows, bool scale_grad_by_freq, int64_t mode,
+                         bool sparse, const OptionalTensor& per_sample_weights, int64_t padding_idx) {
+    const auto otherwise = [&] {
+      return torch_bag_backward::call<traced>(keys, grad, indices, offsets, bag, sizes, largest, rows, scale_grad_by_freq, mode,
+                                              sparse, per_sample_weights, padding_idx);
+    };
+    if (sparse || !takes_gradient(grad, indices, bag, sizes, rows, scale_grad_by_freq)) return otherwise();
+    return checked<traced>(
+        keys, [&] { return gradient(grad, indices, bag, sizes, largest, rows, mode, per_sample_weights, padding_idx); },
+        otherwise);
+  }
+
+  // The gradient of the weights: dot products of rows of the table and gradients of bags.
+  template <bool traced>
+  static Tensor weights_backward(Keys keys, const Tensor& grad, const Tensor& weight, const Tensor& indices,
+                                 const Tensor& offsets, const Tensor& bag, int64_t mode, int64_t padding_idx) {
+    const auto otherwise = [&] {
+      return torch_bag_weights_backward::call<traced>(keys, grad, weight, indices, offsets, bag, mode, padding_idx);
+    };
+    if (mode != kSum || !is_pair(grad, weight) || !at::isFloatingType(grad.scalar_type()) || grad.dim() != 2 ||
+        !is_index(indices, grad.device()) || !is_index(bag, grad.device()) || !same(bag.sym_size(0), indices.sym_size(0)))
+      return otherwise();
+    const auto dots = [&] {
+      const auto rows = [](const Tensor& table, const Tensor& numbers) {
+        return gathered::along(table, {}, {numbers, {}, {}}, {}, 0, table.scalar_type());
+      };
+      return weighted_sum_operator()
+          .call(rows(weight, indices), rows(grad, bag), at::IntArrayRef(1), false, grad.scalar_type())
+          .masked_fill(indices.eq(padding_idx), 0);
+    };
+    return checked<traced>(keys, dots, otherwise);
+  }
+};
+
 // --- bincount ---------------------------------------------------------------------------------------------------------------
 
 Tensor bincount(Keys keys, const Tensor& self, const OptionalTensor& weights, c10::SymInt minlength) {
@@ -610,6 +765,14 @@ void register_index_put(Table& m) {
 void register_embedding(Table& m) {
   m.impl("embedding_dense_backward", TORCH_FN(Embedding::backward<false>), Embedding::backward<true>);
 }
+void register_embedding_bag(Table& m) {
+  using Bag = EmbeddingBag;
+  m.impl("_embedding_bag", TORCH_FN((Bag::forward<torch_bag, false>)), Bag::forward<torch_bag, true>);
+  m.impl("_embedding_bag_forward_only", TORCH_FN((Bag::forward<torch_bag_alone, false>)), Bag::forward<torch_bag_alone, true>);
+  m.impl("_embedding_bag_backward", TORCH_FN(Bag::backward<false>), Bag::backward<true>);
+  m.impl("_embedding_bag_dense_backward", TORCH_FN(Bag::dense_backward<false>), Bag::dense_backward<true>);
+  m.impl("_embedding_bag_per_sample_weights_backward", TORCH_FN(Bag::weights_backward<false>), Bag::weights_backward<true>);
+}
 // Its size depends on data: what is compiled calls torch's operator, and so the kernel that it has then.
 void register_bincount(Table& m) { m.impl_on_device("bincount", TORCH_FN(bincount)); }
 
@@ -620,6 +783,7 @@ void register_bincount(Table& m) { m.impl_on_device("bincount", TORCH_FN(bincoun
   X(scatter_reduce)           \
   X(index_put)                \
   X(embedding)                \
+  X(embedding_bag)            \
   X(bincount)
 
 }  // namespace
