@@ -22,6 +22,7 @@ import triton.language as tl
 import model
 import torch_reduce
 import torch_reduce.triton as ordered
+from interpreter import patch_language_once
 from support import assert_same_bits, data
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -365,6 +366,7 @@ CASES = {name.removeprefix("case_"): case for name, case in list(globals().items
 
 
 def main():
+    patch_language_once()
     errors = {}
     for name, case in CASES.items():
         try:
