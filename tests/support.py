@@ -1,5 +1,6 @@
 """What the tests share: dtypes, data that shows a changed order, the model applied to a tensor, and bit comparison."""
 
+import collections
 import dataclasses
 import functools
 import importlib.util
@@ -248,10 +249,11 @@ class Kin(Operation):
         if self.name == "prod" and name not in INTEGER:
             bits = data(shape, "int8", seed=seed, device=device)
             return (1 + bits.double() / 4096).to(x.dtype)  # those of thousands overflow nothing
-        dice = data(shape, "int8", seed=seed + 1, device=device)
         if self.name == "nansum" and name not in INTEGER:
+            dice = data(shape, "int8", seed=seed + 1, device=device)
             return x.double().masked_fill(dice > 100, math.nan).to(x.dtype)
         if self.typing in ("truth", "count") and name not in UNMULTIPLIED:
+            dice = data(shape, "int8", seed=seed + 1, device=device)
             return x * (dice > 0).to(x.dtype)
         return x
 
@@ -405,7 +407,20 @@ def stored_data(size, name, seed=0):
     return model.encode(x, name)
 
 
-kept_data = functools.lru_cache(maxsize=64)(stored_data)  # the next operation is tested on the same
+_kept, _kept_bytes = collections.OrderedDict(), 128 << 20
+
+
+def kept_data(*key):
+    """stored_data, of which the last 128 MiB are kept: the next operation is tested on the same dtypes and shapes."""
+    global _kept_bytes
+    if key in _kept:
+        _kept.move_to_end(key)
+        return _kept[key]
+    found = _kept[key] = stored_data(*key)
+    _kept_bytes -= found.nbytes
+    while _kept_bytes < 0:
+        _kept_bytes += _kept.popitem(last=False)[1].nbytes
+    return found
 
 
 def data(shape, name, seed=0, device="cpu"):

@@ -1,7 +1,10 @@
 """More than 2^31 elements, outputs and bytes between neighbours: nothing is counted in 32 bits."""
 
+import fcntl
 import json
 import os
+import pathlib
+import tempfile
 
 import numpy as np
 import pytest
@@ -11,6 +14,18 @@ import model
 from support import MEAN, SUM, assert_same_bits, check, data, dtype_of, numpy_of
 
 HUGE = 1 << 31
+
+
+@pytest.fixture(autouse=True)
+def alone(device):
+    """One process at a time on a GPU: another one would take the memory that `needs` has found free."""
+    if device == "cpu":
+        yield
+        return
+    with (pathlib.Path(tempfile.gettempdir()) / f"torch_reduce-test-large-{os.getuid()}").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        torch.cuda.empty_cache()
 
 
 def needs(device, gib):
