@@ -109,7 +109,9 @@ build: torch_reduce/_build.json
 
 # --- use ------------------------------------------------------------------------------------------------------------------
 
-PYTEST = $(PY) -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
+# Processes that share the cores share them better if no thread waits for work by looking for it again and again.
+PASSIVE = OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive}
+PYTEST  = $(if $(JOBS),$(PASSIVE)) $(PY) -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 test: build
 	$(PYTEST) -m 'not docs' $(ARGS)
 

@@ -268,18 +268,21 @@ class Segments(Operation):
     def expected(self, packed, dim=0, keepdim=False, dtype=None):
         """The model's result of each segment on its own, as stored elements."""
         x, offsets = packed
-        name, memory, dim = name_of(x.dtype), bytes_of(x), _one(dim) % x.dim()
+        name, dim = name_of(x.dtype), _one(dim) % x.dim()
         target = dtype and name_of(dtype)
-        shape, each = list(x.shape), []
-        for begin, end in itertools.pairwise(offsets.tolist()):
-            shape[dim] = end - begin
-            view = memory, name, shape, x.stride(), x.storage_offset() + begin * x.stride(dim), [dim]
-            each.append(model.reduce(*view, target, False, x.is_neg(), x.is_conj(), **self.model))
-        if each:
-            return np.stack(each, axis=dim)
-        shape[dim] = 0
-        target = target or self.result(name)
-        return np.empty((*shape, model.STORAGE[target][1]), model.STORAGE[target][0])
+        kept = [n for d, n in enumerate(x.shape) if d != dim]
+        stored, parts = model.STORAGE[target or self.result(name)]
+        result = np.empty((len(offsets) - 1, *kept, parts), stored)
+        begins, lengths = offsets[:-1].numpy(force=True), offsets.diff().numpy(force=True)
+        elements = np.moveaxis(numpy_of(x), dim, 0)
+        for length in np.unique(lengths):  # segments of one length are outputs of one reduction
+            mine = np.flatnonzero(lengths == length)
+            rows = np.ascontiguousarray(elements[begins[mine, None] + np.arange(length)])
+            shape = rows.shape[:-1]
+            strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+            view = rows.view(np.uint8).reshape(-1), name, shape, strides, 0, [1]
+            result[mine] = model.reduce(*view, target, False, x.is_neg(), x.is_conj(), **self.model)
+        return np.moveaxis(result, 0, dim)
 
     def check(self, packed, dim=0, keepdim=False, dtype=None, what=""):
         result, (x, _) = self(packed, dim, dtype=dtype), packed
