@@ -77,7 +77,7 @@ def cuda():
 
 
 def pytest_runtest_logfinish():
-    """Gives memory back after a test: what the caching allocator keeps is missing in other processes on the same GPU."""
+    """Gives memory back: what the caching allocator keeps after a test is missing in other processes on that GPU."""
     if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 30:
         torch.cuda.empty_cache()
 

@@ -15,10 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*T
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Nothing compiled before. torch's headers are not compiled beforehand: a few programs do not make up for that."""
+    """Nothing compiled before."""
     torch._dynamo.reset()
-    with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
-        yield
 
 
 def same(got, wanted):
