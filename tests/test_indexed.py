@@ -620,6 +620,12 @@ def test_reduced_as_torch(kind, include_self, device):
         assert_same_bits(torch_reduce.index_reduce(input, 1, index[:0], source[:, :0], kind, **last), input)
         empty = input[:0], 1, index, source[:0], kind
         assert torch_reduce.index_reduce(*empty, **last).shape == (0, 5, 4)
+    for shape, dims in (((1, 3, 9), (0, 1)), ((1, 9, 5), (0, 2))):
+        thin = small("float64", shape, 3, device).transpose(*dims)
+        places = index_of(thin.size(1), thin.size(1), device)
+        if kind != "sum":  # torch's strides, also of a dim of size 1
+            wanted = thin.index_reduce(1, places, thin, kind, **last)
+            assert torch_reduce.index_reduce(thin, 1, places, thin, kind, **last).stride() == wanted.stride()
     scalar, zero = torch.tensor(1.5, device=device), torch.tensor(0, device=device)
     wanted = torch.scatter_reduce(scalar, 0, zero, scalar * 2, kind, **last)
     close(torch_reduce.scatter_reduce(scalar, 0, zero, scalar * 2, kind, **last), wanted)

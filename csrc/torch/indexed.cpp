@@ -404,7 +404,7 @@ Tensor reduce_rows(const Tensor& input, int64_t dim, const Tensor& index, const 
   } else {
     result = extremes_with_self(how.op, input, dim, index, source);
   }
-  return result.to(dtype).contiguous();
+  return result.to(dtype).contiguous().reshape(-1).view_symint(input.sym_sizes());  // torch's strides, also of dims of size 1
 }
 
 // True if the index has all places of the input's other dims.
