@@ -343,7 +343,7 @@ def refused(group):
         (RuntimeError, r"index_sum\(\): index: expected 8 entries", lambda: T.index_sum(x, index[:7], 8)),
         (RuntimeError, "Expected self.dtype to be equal", lambda: T.scatter_add(x, 0, i[:, None], x.double())),
         (RuntimeError, "'weight' must be 2-D", lambda: T.embedding(i, w)),
-        (ValueError, "mode has to be one of", lambda: T.embedding_bag(i, x, offsets, mode="max")),
+        (ValueError, "mode has to be one of", lambda: T.embedding_bag(i, x, offsets, mode="most")),
     ):
         with pytest.raises(kind, match=message):
             call()
