@@ -620,16 +620,29 @@ def test_reduced_as_torch(kind, include_self, device):
         assert_same_bits(torch_reduce.index_reduce(input, 1, index[:0], source[:, :0], kind, **last), input)
         empty = input[:0], 1, index, source[:0], kind
         assert torch_reduce.index_reduce(*empty, **last).shape == (0, 5, 4)
-    for shape, dims in (((1, 3, 9), (0, 1)), ((1, 9, 5), (0, 2))):
-        thin = small("float64", shape, 3, device).transpose(*dims)
-        places = index_of(thin.size(1), thin.size(1), device)
-        if kind != "sum":  # torch's strides, also of a dim of size 1
-            wanted = thin.index_reduce(1, places, thin, kind, **last)
-            assert torch_reduce.index_reduce(thin, 1, places, thin, kind, **last).stride() == wanted.stride()
     scalar, zero = torch.tensor(1.5, device=device), torch.tensor(0, device=device)
     wanted = torch.scatter_reduce(scalar, 0, zero, scalar * 2, kind, **last)
     close(torch_reduce.scatter_reduce(scalar, 0, zero, scalar * 2, kind, **last), wanted)
     close(torch_reduce.index_reduce(scalar, 0, zero, scalar * 2, kind, **last), wanted)
+
+
+@pytest.mark.parametrize("name", ["float32", "int32", "complex64"])
+def test_strides_of_dims_of_one(name, device):
+    """They are torch's, too, though a tensor is contiguous with any of them."""
+    for shape in ((3, 1, 9), (9, 3, 1), (1, 9, 5), (4, 1, 0)):
+        for order in itertools.permutations(range(3)):
+            x = torch.empty([shape[d] for d in order]).permute([order.index(d) for d in range(3)])
+            x = torch.empty_strided(shape, x.stride(), dtype=dtype_of(name), device=device).fill_(2)
+            for dim, size in enumerate(shape):
+                index = torch.zeros(size, dtype=torch.int64, device=device)
+                wide = torch.zeros(shape, dtype=torch.int64, device=device)
+                for ours, theirs, last in (
+                    (torch_reduce.index_add, torch.index_add, (index, x)),
+                    (torch_reduce.scatter_add, torch.scatter_add, (wide, x)),
+                    (torch_reduce.index_reduce, torch.index_reduce, (index, x, "mean")),
+                    (torch_reduce.scatter_reduce, torch.scatter_reduce, (wide, x, "mean")),
+                ):
+                    assert ours(x, dim, *last).stride() == theirs(x, dim, *last).stride(), (ours, shape, order, dim)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])

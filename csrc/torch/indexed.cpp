@@ -155,12 +155,19 @@ at::Scalar concrete(const at::Scalar& x) {
   return x;
 }
 
+// x in rows, with the strides that torch's results have: where a dim has 0 or 1 elements, other ones count as contiguous, too.
+Tensor in_rows(const Tensor& x) {
+  if (!x.is_contiguous()) return x.contiguous();
+  for (int64_t d = 0; d < x.dim(); ++d)
+    if (TORCH_GUARD_OR_FALSE(x.sym_size(d).sym_le(1))) return x.reshape(-1).view_symint(x.sym_sizes());
+  return x;
+}
+
 // given + alpha * sum where `counts`, which broadcasts to the sums, is not 0, and given elsewhere. The result is contiguous, as
 // torch's.
 Tensor added(const Tensor& given, const Tensor& sum, const Tensor& counts, const at::Scalar& alpha) {
   const at::ScalarType dtype = given.scalar_type();
-  const bool empty = TORCH_GUARD_OR_FALSE(given.sym_numel().sym_eq(0));  // then any strides count as contiguous
-  const Tensor input = empty ? given.clone(at::MemoryFormat::Contiguous) : given.contiguous();  // the result lies as it does
+  const Tensor input = in_rows(given);  // the result lies as it does
   if (!at::isFloatingType(dtype) && !input.is_complex()) return at::add(input.to(sum.scalar_type()), sum, alpha).to(dtype);
   const auto factor = [&](const Tensor& like) {
     if (alpha.isComplex() || alpha.equal(1)) return Tensor();
@@ -404,7 +411,7 @@ Tensor reduce_rows(const Tensor& input, int64_t dim, const Tensor& index, const 
   } else {
     result = extremes_with_self(how.op, input, dim, index, source);
   }
-  return result.to(dtype).contiguous().reshape(-1).view_symint(input.sym_sizes());  // torch's strides, also of dims of size 1
+  return in_rows(result.to(dtype));
 }
 
 // True if the index has all places of the input's other dims.
