@@ -411,7 +411,7 @@ _kept, _kept_bytes = collections.OrderedDict(), 128 << 20
 
 
 def kept_data(*key):
-    """stored_data, of which the last 128 MiB are kept: the next operation is tested on the same dtypes and shapes."""
+    """stored_data, and keeps the last 128 MiB: the next operation is tested on the same dtypes and shapes."""
     global _kept_bytes
     if key in _kept:
         _kept.move_to_end(key)

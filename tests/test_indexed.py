@@ -434,7 +434,7 @@ BAGS = {  # the offsets, and whether the last one is an end
 @pytest.mark.parametrize("mode", ["sum", "mean", "max", "weighted"])
 @pytest.mark.parametrize("case", BAGS)
 def test_bags(case, mode, padding, device):
-    """A bag has the model's bits of its rows, without those of the padding; and torch's values and gradients."""
+    """A bag leaves its padding out. Its other rows give the model's bits, and torch's values and gradients."""
     offsets, ends = BAGS[case]
     rows = index_of(600, 9, device)
     rows[7:40:3] = 4

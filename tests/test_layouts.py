@@ -196,7 +196,7 @@ OF_INSTRUCTIONS = {
 }
 
 
-# Left out there: uint8, the signed integers and other complex numbers run with each set, these with that of the tests.
+# Left out there. The tests run these dtypes with the host's own set alone, and all other dtypes with each set.
 LIKE_OTHERS = ["uint16", "uint32", "uint64", "complex32"]
 
 

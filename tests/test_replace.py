@@ -732,7 +732,7 @@ def bins(x):
 
 
 def of_bags(x):
-    """The columns of x, of which each thousand makes a bag."""
+    """The columns of x, in bags of a thousand columns."""
     return torch.arange(5000, device=x.device).view(5, 1000)
 
 

@@ -347,10 +347,18 @@ def _reduction_arguments(name: str, dim: Any, reduce: Any, include_self: Any) ->
     _arguments.boolean(name, "include_self", include_self)
 
 
-def _index_reduce_of_dtensors(name: str, *given: Any) -> Tensor:
-    from .distributed._dtensor import index_reduce as of_dtensors
+def _index_reduce(
+    name: str, operator: Any, input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool
+) -> Tensor:
+    plain_tensors(name, index=index)
+    tensors(name, input=input, source=source)
+    _reduction_arguments(name, dim, reduce, include_self)
+    if any(mesh_of(one) is not None for one in (input, index, source)):
+        from .distributed._dtensor import index_reduce as of_dtensors
 
-    return _named(name, of_dtensors, name, *given)
+        found = _named(name, of_dtensors, name, input, dim, index, source, reduce, include_self)
+        return input.copy_(found) if name == "index_reduce_" else found
+    return _library.call(name, operator, input, dim, index, source, reduce, include_self=include_self)
 
 
 def index_reduce(
@@ -392,13 +400,7 @@ def index_reduce(
     >>> torch_reduce.index_reduce(x, 0, index, y, "prod", include_self=False)
     tensor([2., 1., 4.])
     """
-    plain_tensors("index_reduce", index=index)
-    tensors("index_reduce", input=input, source=source)
-    _reduction_arguments("index_reduce", dim, reduce, include_self)
-    if any(mesh_of(one) is not None for one in (input, index, source)):
-        return _index_reduce_of_dtensors("index_reduce", input, dim, index, source, reduce, include_self)
-    given = input, dim, index, source, reduce
-    return _library.call("index_reduce", _ops.index_reduce.default, *given, include_self=include_self)
+    return _index_reduce("index_reduce", _ops.index_reduce.default, input, dim, index, source, reduce, include_self)
 
 
 def index_reduce_(
@@ -425,13 +427,7 @@ def index_reduce_(
     >>> torch_reduce.index_reduce_(x, 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 4.0]), "amax")
     tensor([2., 1., 4.])
     """
-    plain_tensors("index_reduce_", index=index)
-    tensors("index_reduce_", input=input, source=source)
-    _reduction_arguments("index_reduce_", dim, reduce, include_self)
-    if any(mesh_of(one) is not None for one in (input, index, source)):
-        return input.copy_(_index_reduce_of_dtensors("index_reduce_", input, dim, index, source, reduce, include_self))
-    given = input, dim, index, source, reduce
-    return _library.call("index_reduce_", _ops.index_reduce_.default, *given, include_self=include_self)
+    return _index_reduce("index_reduce_", _ops.index_reduce_.default, input, dim, index, source, reduce, include_self)
 
 
 def scatter_reduce(

@@ -738,25 +738,19 @@ Tensor bincount(Keys keys, const Tensor& self, const OptionalTensor& weights, c1
 
 // --- tables -----------------------------------------------------------------------------------------------------------------
 
-void register_index_add(Table& m) {
-  m.impl("index_add", TORCH_FN(IndexAddKernels::functional<false>), IndexAddKernels::functional<true>);
-  m.impl_on_device("index_add.out", TORCH_FN(IndexAddKernels::out));
-  m.impl_on_device("index_add_", TORCH_FN(IndexAddKernels::in_place));
+template <class Kernels>
+void register_forms(Table& m, const char* functional, const char* out, const char* in_place) {
+  m.impl(functional, TORCH_FN(Kernels::template functional<false>), Kernels::template functional<true>);
+  m.impl_on_device(out, TORCH_FN(Kernels::out));
+  m.impl_on_device(in_place, TORCH_FN(Kernels::in_place));
 }
-void register_scatter_add(Table& m) {
-  m.impl("scatter_add", TORCH_FN(ScatterAddKernels::functional<false>), ScatterAddKernels::functional<true>);
-  m.impl_on_device("scatter_add.out", TORCH_FN(ScatterAddKernels::out));
-  m.impl_on_device("scatter_add_", TORCH_FN(ScatterAddKernels::in_place));
-}
+void register_index_add(Table& m) { register_forms<IndexAddKernels>(m, "index_add", "index_add.out", "index_add_"); }
+void register_scatter_add(Table& m) { register_forms<ScatterAddKernels>(m, "scatter_add", "scatter_add.out", "scatter_add_"); }
 void register_index_reduce(Table& m) {
-  m.impl("index_reduce", TORCH_FN(IndexReduceKernels::functional<false>), IndexReduceKernels::functional<true>);
-  m.impl_on_device("index_reduce.out", TORCH_FN(IndexReduceKernels::out));
-  m.impl_on_device("index_reduce_", TORCH_FN(IndexReduceKernels::in_place));
+  register_forms<IndexReduceKernels>(m, "index_reduce", "index_reduce.out", "index_reduce_");
 }
 void register_scatter_reduce(Table& m) {
-  m.impl("scatter_reduce.two", TORCH_FN(ScatterReduceKernels::functional<false>), ScatterReduceKernels::functional<true>);
-  m.impl_on_device("scatter_reduce.two_out", TORCH_FN(ScatterReduceKernels::out));
-  m.impl_on_device("scatter_reduce_.two", TORCH_FN(ScatterReduceKernels::in_place));
+  register_forms<ScatterReduceKernels>(m, "scatter_reduce.two", "scatter_reduce.two_out", "scatter_reduce_.two");
 }
 void register_index_put(Table& m) {
   m.impl_traced("index_put", IndexPut::functional);

@@ -575,7 +575,7 @@ def scatter_reduce(input: Any, dim: int, index: Tensor, src: Any, reduce: str, i
 def index_reduce(
     function: str, input: Any, dim: int, index: Tensor, source: Any, reduce: str, include_self: bool
 ) -> DTensor:
-    """As a scatter of an index that is expanded along all other dims, of which each rank takes the vector."""
+    """As a scatter by an index that is expanded along all other dims. Ranks take its vector."""
     (index,) = lists_beside(function, {"input": input, "source": source}, {"index": index})
     sizes, at = list(source.shape), dim % max(source.dim(), 1)
     if sizes:

@@ -243,7 +243,7 @@ def precompiled(*command: str) -> list[str]:
 
 
 def command_with(flags: list[str]) -> list[str]:
-    """The compiler's command with these flags, those of a kernel or others."""
+    """The compiler's command with these flags, and with the folders of headers."""
     command, extra = compiler()
     command = [*command, *flags]
     if HEADER in flags and not extra:  # clang++ would refuse to compile where its own does not fit
