@@ -66,7 +66,7 @@ KINDS |= {"residual": "tensor?", "eps": "float", "padding_idx": "int?", "mode": 
 KINDS |= {"weights": "tensor?", "minlength": "int", "other": "tensor", "tensors": "tensors", "parameters": "tensors"}
 KINDS |= {"norm_type": "float", "max_norm": "float", "function": "str", "nan_is_zero": "bool", "state": "tensor"}
 KINDS |= {"reduce": "str", "include_self": "bool", "include_last_offset": "bool"}
-KINDS |= {"count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
+KINDS |= {"divisor": "number?", "z_loss": "float", "count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
 
 MATRIX, VECTOR = of(2, 3), of(2)
 OF_DIMS = dict(input=MATRIX, dim=1)

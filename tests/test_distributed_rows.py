@@ -426,6 +426,9 @@ def losses(group, name):
             cuts = [shape[cut_dim] * r // world for r in range(world + 1)]
             cuts[1] = cuts[2]  # a rank has nothing
             options = dict(reduction=reduction, label_smoothing=smoothing)
+            if weight is not None:  # and with the other terms
+                options |= dict(divisor=77) if reduction == "mean" else {}
+                options |= dict(z_loss=0.01) if cut_dim != dim else {}
             whole, local = x.clone().requires_grad_(), shard(x, cut_dim, cuts, rank).clone().to(here()).requires_grad_()
             one = torch_reduce.cross_entropy(whole, target, weight, **options)
             mine = target

@@ -255,6 +255,166 @@ def test_weights_of_another_dtype(name, of_weight, device):
     torch.testing.assert_close(grad.double(), expected, rtol=8 * unit + torch.finfo(x.dtype).eps / 2, atol=8 * unit)
 
 
+def numbers_of_rows(name, device, classes=130, rows=700):
+    x = random((rows, classes), name, 70, device)
+    return x, targets((rows,), classes, device, ignored=-100), random((classes,), "float32", 71, device).abs()
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_divisor(name, device):
+    """It replaces the count that a mean divides by: the losses of a batch's parts add up to the loss of the batch."""
+    x, target, weight = numbers_of_rows(name, device)
+    for given in (None, weight):
+        each = torch_reduce.cross_entropy(x.to(wide(x.dtype)), target, given, reduction="none")
+        for divisor in (37, 0.3, torch.tensor(41.5, device=device), torch.tensor(7)):
+            leaf = x.clone().requires_grad_()
+            loss = torch_reduce.cross_entropy(leaf, target, given, divisor=divisor)
+            number = torch.as_tensor(divisor, dtype=torch.float64).to(each)
+            assert_same_bits(loss.detach().cpu(), (OPS.sum(each) / number).to(x.dtype).cpu(), f"{divisor=}")
+            (gradient,) = torch.autograd.grad(loss, leaf)
+            share = (torch.ones((), dtype=x.dtype, device=device).to(each) / number).expand_as(each)
+            single = x.clone().requires_grad_()
+            losses = torch_reduce.cross_entropy(single.to(wide(x.dtype)), target, given, reduction="none")
+            assert_same_bits(gradient.cpu(), torch.autograd.grad(losses, single, share)[0].cpu(), f"{divisor=}")
+            smooth = [torch_reduce.cross_entropy(x, target, divisor=d, label_smoothing=0.2) for d in (divisor, 1)]
+            torch.testing.assert_close(smooth[0].double(), smooth[1].double() / float(divisor), rtol=2e-2, atol=1e-3)
+    x, count = x.double(), (target != -100).sum()
+    parts = [torch_reduce.cross_entropy(x[i::3], target[i::3], divisor=count) for i in range(3)]
+    torch.testing.assert_close(sum(parts), F.cross_entropy(x, target))
+    shares = x.softmax(1)
+    halves = [torch_reduce.cross_entropy(x[i::2], shares[i::2], divisor=len(x)) for i in range(2)]
+    torch.testing.assert_close(sum(halves), F.cross_entropy(x, shares))
+    nothing = torch_reduce.cross_entropy(x[:0], target[:0], divisor=5)
+    assert nothing == 0 and torch_reduce.cross_entropy(x[:, :0], torch.full_like(target, -100), divisor=5) == 0
+
+
+def test_divisor_is_refused(device):
+    x, target = torch.zeros(3, 4, device=device), torch.zeros(3, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match="divisor: only a mean has one"):
+        torch_reduce.cross_entropy(x, target, reduction="sum", divisor=3)
+    with pytest.raises(RuntimeError, match="divisor: only a mean has one"):
+        OPS.cross_entropy(x, target, None, 0, divisor=torch.tensor(3))
+    with pytest.raises(RuntimeError, match=r"divisor: expected a real number, but got .* of the size \[2\]"):
+        torch_reduce.cross_entropy(x, target, divisor=torch.ones(2, device=device))
+    with pytest.raises(TypeError, match="argument 'divisor' must be Number"):
+        torch_reduce.cross_entropy(x, target, divisor="3")
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_z_loss(name, device):
+    """z * (L * L) of each target that counts, where L is the row's logsumexp: each operation rounded once."""
+    x, target, weight = numbers_of_rows(name, device)
+    dtype, z = wide(x.dtype), 0.013
+    shift = OPS.logsumexp(x.to(dtype), [1])
+    part = (torch.tensor(z, dtype=dtype, device=device) * (shift * shift)) * (target != -100)
+    for given in (None, weight):
+        options = dict(weight=given, reduction="none")
+        expected = torch_reduce.cross_entropy(x.to(dtype), target, **options) + part
+        found = torch_reduce.cross_entropy(x, target, z_loss=z, **options)
+        assert_same_bits(found.cpu(), expected.to(x.dtype).cpu())
+        found = torch_reduce.cross_entropy(x, target, given, z_loss=z, reduction="sum")
+        assert_same_bits(found.cpu(), OPS.sum(expected).to(x.dtype).cpu())
+        found = torch_reduce.cross_entropy(x, target, given, z_loss=z, divisor=9)
+        assert_same_bits(found.cpu(), (OPS.sum(expected) / 9).to(x.dtype).cpu())
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_z_loss_and_its_gradient(reduction, device):
+    """The sum of both losses by its formula, also where calls are composed, and batched."""
+    z = 0.13
+    for shape, smoothing, ignored in itertools.product([(9,), (5, 9), (5, 9, 4)], (0.0, 0.3), (None, -100)):
+        d = int(len(shape) > 1)
+        x = random(shape, "float64", 72, device).requires_grad_()
+        target = targets(shape[:d] + shape[d + 1 :], shape[d], device, ignored)
+        keep = (target != -100).double()
+        shift = x.logsumexp(d)
+        each = F.cross_entropy(x, target, reduction="none", label_smoothing=smoothing) + z * shift**2 * keep
+        right = {"none": each, "sum": each.sum(), "mean": each.sum() / keep.sum()}[reduction]
+        options = dict(reduction=reduction, label_smoothing=smoothing, z_loss=z)
+        ours = torch_reduce.cross_entropy(x, target, **options)
+        torch.testing.assert_close(ours, right)
+        gradients = [torch.autograd.grad(loss.cos().sum(), x)[0] for loss in (ours, right)]
+        torch.testing.assert_close(*gradients)
+
+        def function(x, target=target, options=options):
+            return torch_reduce.cross_entropy(x, target, **options)
+
+        if len(shape) == 2:
+            assert gradcheck(function, x, check_forward_ad=True) and gradgradcheck(function, x)
+            batch = torch.vmap(lambda x, f=function: f(x))(torch.stack([x.detach(), x.detach() * 2]))
+            torch.testing.assert_close(batch[1], function(x.detach() * 2))
+    shares, x = x.detach().softmax(1), x.detach()
+    right = F.cross_entropy(x, shares, reduction=reduction)
+    shift = x.logsumexp(1) ** 2 * z
+    right = right + {"none": shift, "sum": shift.sum(), "mean": shift.mean()}[reduction]
+    torch.testing.assert_close(torch_reduce.cross_entropy(x, shares, reduction=reduction, z_loss=z), right)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_losses_are_the_same_everywhere(name, device):
+    """The bits of gradients with create_graph, of traced calls, and of other layouts and dtypes of targets."""
+    x, target, weight = numbers_of_rows(name, device, classes=60)
+    by_columns = torch.empty(60, 700, dtype=x.dtype, device=device).t().copy_(x)
+    torch._dynamo.reset()
+    traced = torch.compile(torch_reduce.cross_entropy, backend="aot_eager", fullgraph=True)
+    for given, z, divisor, reduction in (
+        (None, 0.0, None, "mean"),
+        (weight, 0.0, None, "mean"),
+        (weight, 0.01, None, "none"),
+        (weight, 0.01, None, "mean"),
+        (None, 0.01, 300, "mean"),
+        (None, 0.0, 300, "mean"),
+        (weight, 0.01, None, "sum"),
+    ):
+        options = dict(reduction=reduction, z_loss=z, divisor=divisor)
+        found = []
+        for function, logits, classes, graph in (
+            (torch_reduce.cross_entropy, x, target, False),
+            (torch_reduce.cross_entropy, x, target, True),
+            (torch_reduce.cross_entropy, by_columns, target.int(), False),
+            (torch_reduce.cross_entropy, x, torch.stack([target, target], 1)[:, 0], False),
+            (traced, x, target, False),
+        ):
+            leaf = logits.detach().requires_grad_()
+            loss = function(leaf, classes, given, **options)
+            upstream = torch.full((), 0.7, dtype=x.dtype, device=device).expand(loss.shape)
+            (gradient,) = torch.autograd.grad(loss, leaf, upstream, create_graph=graph)
+            found.append((loss.detach().cpu(), gradient.detach().cpu()))
+        for k, both_of_them in enumerate(found[1:]):
+            for ours, first, what in zip(both_of_them, found[0], ("the loss", "the gradient"), strict=True):
+                assert_same_bits(ours, first, f"{what} of form {k + 1}, {options}")
+
+
+@pytest.mark.parametrize("classes", [10, 1000, 50_257, 300_000])
+def test_launches(classes, cuda):
+    """A loss is two kernels and no copy, one loss per row is one kernel, and so is each gradient."""
+    device = "cuda"
+    x = random((64, classes), "bfloat16", 73, device).requires_grad_()
+    target, weight = targets((64,), classes, device, ignored=-100), random((classes,), "float32", 74, device).abs()
+
+    def launches(call):
+        call()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            found = call()
+            torch.cuda.synchronize()
+        events = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        return found, events
+
+    for most, function in (
+        (2, lambda: torch_reduce.cross_entropy(x, target)),
+        (2, lambda: torch_reduce.cross_entropy(x, target, weight, z_loss=0.1, divisor=50)),
+        (2, lambda: torch_reduce.cross_entropy(x, target, reduction="sum")),
+        (1, lambda: torch_reduce.cross_entropy(x, target, weight, reduction="none")),
+        (1, lambda: torch_reduce.log_prob(x, target)),
+    ):
+        loss, events = launches(function)
+        assert 0 < len(events) <= most, events
+        upstream = torch.ones((), dtype=loss.dtype, device=device).expand(loss.shape)
+        _, events = launches(lambda y=loss, g=upstream: torch.autograd.grad(y, x, g, retain_graph=True))
+        assert len(events) == 1, events
+
+
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 

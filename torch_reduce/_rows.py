@@ -1,6 +1,6 @@
 """Softmaxes, the losses that are made of them, and norms of rows."""
 
-from typing import Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -327,6 +327,8 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    divisor: float | Tensor | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """The cross entropy between logits and targets, as :func:`torch.nn.functional.cross_entropy`, with fixed bits.
 
@@ -338,6 +340,9 @@ def cross_entropy(
         ignore_index: indices of this value count nothing.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: from 0 to 1, the share of the targets that is spread over all classes.
+        divisor: a number, or a tensor of one without dims, that a mean divides by. So the losses of parts of a batch
+            add up to the loss of all of it, if each is divided by the number of all targets. It gets no gradient.
+        z_loss: every target that counts also adds ``z_loss * logsumexp(logits)**2``, whatever its weight.
 
     Returns:
         The loss, of ``input``'s dtype. Under ``torch.autocast`` the loss of float16 or bfloat16 is float32, as in
@@ -346,10 +351,13 @@ def cross_entropy(
 
     **Order and rounding.** A loss is the negative :func:`log_prob` times its weight, in float32 or float64. The mean is
     one quotient of two sums in the order of :func:`sum`: of the losses, and of the weights of the targets that count.
-    It is rounded once. So the loss of a batch does not depend on how the GPU cuts it into blocks.
+    It is rounded once. So the loss of a batch does not depend on how the GPU cuts it into blocks. A ``z_loss`` z adds
+    z * (L * L) to each loss, where L is the row's :func:`logsumexp` in float32 or float64; under vmap, in forward mode
+    and with smoothing its gradient may have other last bits than without.
 
     Raises:
-        ValueError: another ``reduction``.
+        ValueError: another ``reduction``; a ``divisor`` without a mean.
+        NotImplementedError: a ``z_loss`` beside a DTensor, or a Shard whose classes are cut.
         TypeError, RuntimeError, IndexError, NotImplementedError: as :func:`log_prob`.
 
     >>> torch_reduce.cross_entropy(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
@@ -361,8 +369,18 @@ def cross_entropy(
         raise ValueError(f"cross_entropy(): reduction: expected one of {_REDUCTIONS}, but got {reduction!r}")
     _arguments.integer("cross_entropy", "ignore_index", ignore_index)
     given = (input, target, weight, _REDUCTIONS.index(reduction), ignore_index, label_smoothing)
+    last: dict[str, Any] = dict(z_loss=z_loss)
+    if divisor is not None:
+        if reduction != "mean":
+            raise ValueError(f"cross_entropy(): divisor: only a mean has one, but reduction is {reduction!r}")
+        if not isinstance(divisor, Tensor):
+            divisor = torch.scalar_tensor(_arguments.scalar("cross_entropy", "divisor", divisor), dtype=torch.float64)
+        last["divisor"] = divisor
+    of_number = isinstance(z_loss, (int, float)) and z_loss != 0
+    if of_number and any(_arguments.mesh_of(each) is not None for each in (input, target)):
+        raise NotImplementedError("cross_entropy(): z_loss: is not supported for DTensors")
     names = {"self": "input", "logits": "input"}
-    return _library.call("cross_entropy", _ops.cross_entropy.default, *given, others=names)
+    return _library.call("cross_entropy", _ops.cross_entropy.default, *given, **last, others=names)
 
 
 def _shape(name, normalized_shape):

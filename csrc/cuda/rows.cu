@@ -36,11 +36,12 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
   const auto number = [&](RowOperandName name, int64_t i) {
     return read_any<A>(row_data[name] + call.across.offset(name, i), call.operands[name].dtype);
   };
+  RowGradient<A> gradient;
+  if constexpr (f == RowFunction::log_prob_backward) gradient = row_gradient<A>(call.loss, index);
   const auto element = [&](int64_t i) {
     RowElement<A> e{number(kRowX, i), 0, 1, 0};
     if constexpr (takes_grad(f)) e.g = number(kRowG, i);
-    if constexpr (f == RowFunction::log_prob_backward)
-      e.g = call.target[index] == i ? static_cast<const A*>(call.row_grad)[index] : A(0);
+    if constexpr (f == RowFunction::log_prob_backward) e.g = gradient.target == i ? gradient.own : A(0);
     if (is_norm(f) && call.operands[kRowWeight].data) e.w = number(kRowWeight, i);
     if (f == RowFunction::layer_norm && call.operands[kRowBias].data) e.b = number(kRowBias, i);
     return e;
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
     if constexpr (has_mean(f)) row.mean = static_cast<const A*>(call.mean)[index];
     row.r = static_cast<const A*>(call.r)[index];
   }
-  if constexpr (f == RowFunction::log_prob_backward) row.share = static_cast<const A*>(call.row_grad)[index];
+  if constexpr (f == RowFunction::log_prob_backward) row.share = gradient.share;
   if constexpr (takes_largest(f)) {
     A largest = -INFINITY;
     for (int64_t i = thread; i < length; i += threads) largest = larger(largest, number(kRowX, i));
@@ -73,8 +74,10 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
       Sum sum = join_row(lane, no_addend<Sum>(), threads, slots, [](Sum p, Sum q) { return p + q; });
       carry(waiting, sum, chunks);
     }
-    // No other thread needs a logarithm.
-    if (has_result(f) || thread == 0) finish_row<f>(row, joined(waiting, chunks, no_addend<Sum>()), first, length, call.eps);
+    const Sum sum = joined(waiting, chunks, no_addend<Sum>());
+    if (has_result(f) || thread == 0) finish_row<f>(row, sum, first, length, call.eps);  // no other thread needs a logarithm
+    if constexpr (!has_result(f))
+      if (there && thread == 0) write_loss<f>(call.loss, index, row, sum, [&](int64_t i) { return number(kRowX, i); });
   }
 
   if (!there) return;
@@ -128,7 +131,7 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(const __grid_constan
     const auto of_row = [&](const void* numbers) { return numbers ? static_cast<const A*>(numbers)[index] : A(0); };
     const RowNumbers<A> row{of_row(call.mean), of_row(call.r), of_row(step.first_share), of_row(step.share)};
     RowElement<A> e{number(kRowX, A(0)), number(kRowG, A(0)), number(kRowWeight, A(1)), number(kRowBias, A(0))};
-    if (call.target) e.g = call.target[index] == i ? row.share : A(0);
+    if (call.loss.targets.classes) e.g = call.loss.targets.of(index) == i ? row.share : A(0);
     char* const to = call.operands[kRowY].data + call.along.offset(kRowY, index) + call.across.offset(kRowY, i);
     write_any(to, call.operands[kRowY].dtype, row_step<f>(step.step, e, row));
   }

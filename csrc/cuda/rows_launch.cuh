@@ -12,7 +12,10 @@ inline DType result_dtype(const RowsCall& call) { return call.operands[call.oper
 template <class T, class R>
 cudaError_t launch_rows(const RowsCall& call, DType t, DType r, const Device& device, cudaStream_t stream) {
   if (!takes_rows<T, R>(call, t, r)) return kNoKernel;
-  return with_row_function(call.function, [&](auto f) { return start_rows<f.value, T, R>(call, device, stream); });
+  return with_row_function(call.function, [&](auto f) {
+    if constexpr (f.value == RowFunction::quotient && sizeof(T) == 2) return kNoKernel;  // losses have no such dtype
+    else return start_rows<f.value, T, R>(call, device, stream);
+  });
 }
 
 // Results of another dtype, which softmaxes alone have: to float32 forward, from it backward.

@@ -18,6 +18,7 @@ namespace gpureduce {
 // softmax               S = sum of e^(x - m)                                y = e^(x - m) * (1 / S)
 // log_softmax           the same                                            y = (x - m) - log(S)
 // log_sum               the same, for log_prob: m and log(S) per row          no y
+// quotient              S = sum of x, T = sum of g: S / T (row_loss.h)        no y
 // rms_norm              S = sum of x * x, r = 1 / sqrt(S / n + eps)         y = (x * r) * w
 // layer_norm            mean and variance as var_mean has them,
 //                       r = 1 / sqrt(variance + eps) in float64             y = ((x - mean) * r) * w + b
@@ -32,6 +33,7 @@ namespace gpureduce {
   X(softmax)                       \
   X(log_softmax)                   \
   X(log_sum)                       \
+  X(quotient)                      \
   X(rms_norm)                      \
   X(layer_norm)                    \
   X(softmax_backward)              \
@@ -50,13 +52,15 @@ constexpr bool takes_largest(RowFunction f) {
   return f == RowFunction::softmax || f == RowFunction::log_softmax || f == RowFunction::log_sum;
 }
 // A gradient per element; the one of log_prob_backward is per row.
-constexpr bool takes_grad(RowFunction f) { return f >= RowFunction::softmax_backward && f != RowFunction::log_prob_backward; }
+constexpr bool takes_grad(RowFunction f) {
+  return f == RowFunction::quotient || (f >= RowFunction::softmax_backward && f != RowFunction::log_prob_backward);
+}
 constexpr bool has_sum(RowFunction f) { return f != RowFunction::log_prob_backward; }
 constexpr bool is_norm(RowFunction f) {
   return f == RowFunction::rms_norm || f == RowFunction::layer_norm || f == RowFunction::rms_norm_backward ||
          f == RowFunction::layer_norm_backward;
 }
-constexpr bool has_result(RowFunction f) { return f != RowFunction::log_sum; }
+constexpr bool has_result(RowFunction f) { return f != RowFunction::log_sum && f != RowFunction::quotient; }
 // A row's mean and r, or m and log(S): forward passes of norms, and log_sum, write them, and backward passes read them.
 constexpr bool writes_numbers(RowFunction f) {
   return f == RowFunction::rms_norm || f == RowFunction::layer_norm || f == RowFunction::log_sum;
@@ -99,6 +103,7 @@ GPUREDUCE_HOST_DEVICE auto row_addend(const RowElement<A>& e, const RowNumbers<A
   else if constexpr (f == RowFunction::log_softmax_backward) return e.g;
   else if constexpr (f == RowFunction::rms_norm_backward) return (e.g * e.w) * (e.x * row.r);
   else if constexpr (f == RowFunction::log_prob_backward) return A(0);  // there is no sum
+  else if constexpr (f == RowFunction::quotient) return TwoSums<A>{e.x, e.g};
   else return TwoSums<A>{e.g * e.w, (e.g * e.w) * ((e.x - row.mean) * row.r)};
 }
 
@@ -136,7 +141,7 @@ GPUREDUCE_HOST_DEVICE void finish_row(RowNumbers<A>& row, Sum sum, A first, int6
     row.share = sum.second / n;
   } else if constexpr (f == RowFunction::rms_norm_backward) {
     row.share = sum / n;
-  } else {
+  } else if constexpr (f != RowFunction::quotient) {
     row.share = sum;
   }
 }
@@ -146,7 +151,7 @@ template <RowFunction f, class A>
 GPUREDUCE_HOST_DEVICE A row_applied(const RowElement<A>& e, const RowNumbers<A>& row) {
   if constexpr (f == RowFunction::softmax) return exponential_or_zero(e.x - row.mean) * row.r;
   else if constexpr (f == RowFunction::log_softmax) return (e.x - row.mean) - row.r;
-  else if constexpr (f == RowFunction::log_sum) return A(0);  // there is no result
+  else if constexpr (!has_result(f)) return A(0);
   else if constexpr (f == RowFunction::rms_norm) return (e.x * row.r) * e.w;
   else if constexpr (f == RowFunction::layer_norm) return ((e.x - row.mean) * row.r) * e.w + e.b;
   else if constexpr (f == RowFunction::softmax_backward) return (e.g - row.share) * e.x;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../numeric/row_loss.h"
 #include "../numeric/row_steps.h"
 #include "nest.h"
 
@@ -81,9 +82,7 @@ struct RowsCall {
   void *mean = nullptr, *r = nullptr;
   // Of log_sum: S per row, like m and log(S). Null: not wanted.
   void* sum = nullptr;
-  // Of log_prob_backward, per row: the incoming gradient, and the index of the row's target, or a negative one.
-  const void* row_grad = nullptr;
-  const int64_t* target = nullptr;
+  RowLoss loss = {};  // of log_sum, quotient and log_prob_backward; a step reads its targets
 };
 
 // The gradients of weight and bias: sums over all rows. The results are contiguous, in the logical order of the row's elements,

@@ -121,7 +121,7 @@ Tensor row_step(const Tensor& x, std::string_view step, std::string_view functio
   call.first_share = data_of(2, first_share);
   call.share = data_of(3, share);
   const Tensor index = numbers_of("_row_step", target, x, call.call.rows, at::kLong);
-  if (index.defined()) call.call.target = index.const_data_ptr<int64_t>();
+  if (index.defined()) call.call.loss.targets.classes = index.const_data_ptr<int64_t>();
   if (y.numel() > 0) run_call(call, x);
   return y;
 }

@@ -68,6 +68,7 @@ template <bool logarithm>
 constexpr const char* kSoftmaxBackward = logarithm ? "_log_softmax_backward" : "_softmax_backward";
 
 using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <bool logarithm>
 GPUREDUCE_HANDLE(softmax_operator, kSoftmax<logarithm>, Tensor(const Tensor&, int64_t, OptionalDtype))
@@ -85,7 +86,11 @@ GPUREDUCE_HANDLE(layer_norm_backward_operator, "_layer_norm_backward",
                               const OptionalTensor&, double, std::array<bool, 3>))
 GPUREDUCE_HANDLE(log_prob_operator, "_log_prob", ThreeTensors(const Tensor&, const Tensor&, int64_t, c10::SymInt))
 GPUREDUCE_HANDLE(log_prob_backward_operator, "_log_prob_backward",
-                 Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, c10::SymInt, const Tensor&, const Tensor&))
+                 Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, c10::SymInt, const Tensor&, const Tensor&, bool,
+                        const OptionalTensor&, double, const OptionalTensor&, const OptionalTensor&))
+GPUREDUCE_HANDLE(cross_entropy_operator, "_cross_entropy",
+                 FiveTensors(const Tensor&, const Tensor&, const OptionalTensor&, int64_t, c10::SymInt, double,
+                             const OptionalTensor&, at::ScalarType))
 GPUREDUCE_HANDLE(nll_loss_operator, "_nll_loss",
                  TwoTensors(const Tensor&, const Tensor&, const OptionalTensor&, int64_t, c10::SymInt))
 GPUREDUCE_HANDLE(nll_loss_backward_operator, "_nll_loss_backward",

@@ -660,9 +660,11 @@ def _lower_log_prob(x: Any, target: Any, dim: int, ignore_index: Any = -100) -> 
 
 
 @_lowers(_gpureduce._log_prob_backward.default)
-def _lower_log_prob_backward(grad: Any, x: Any, target: Any, dim: int, ignore_index: Any, m: Any, log_sum: Any) -> Any:
+def _lower_log_prob_backward(
+    grad: Any, x: Any, target: Any, dim: int, ignore_index: Any, m: Any, log_sum: Any, *of_loss: Any
+) -> Any:
     rows = _rows(x, dim, m, log_sum, argument=1)
-    if rows is None or not _in_triton(x, target, grad) or not rows.are_numbers(m, log_sum):
+    if of_loss or rows is None or not _in_triton(x, target, grad) or not rows.are_numbers(m, log_sum):
         return None
     targets, rank = Targets(target, ignore_index), len(rows.sizes)
     given, read = _reader(grad, rank - 1, rows.type), rows.reads(x)

@@ -532,14 +532,21 @@ def _cross_entropy_of(
     reduction: int = 1,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    *,
+    divisor: Tensor | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
-    title = "cross_entropy"
+    title, options = "cross_entropy", dict(divisor=divisor, z_loss=z_loss)
 
     def read(x: Tensor, cut_dim: int) -> tuple[list[int], bool, dict[str, Any]]:
         _beside(title, x, target=target, weight=weight)
-        _ops.cross_entropy(_probe(x), _probe(target), None, reduction, ignore_index, label_smoothing)
+        like = None if divisor is None else torch.empty(divisor.shape, dtype=divisor.dtype, device="meta")
+        _ops.cross_entropy(
+            _probe(x), _probe(target), None, reduction, ignore_index, label_smoothing, divisor=like, z_loss=z_loss
+        )
         at, wide = int(x.dim() > 1), str(widest(x, weight))
         facts = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        facts |= {"divisor": divisor is not None, "z_loss": z_loss}
         return (
             [at],
             reduction > 0 or at == cut_dim,
@@ -548,7 +555,7 @@ def _cross_entropy_of(
 
     x, cut = _opened(title, shard, read)
     if cut is None:
-        return _ops.cross_entropy(x, target, weight, reduction, ignore_index, label_smoothing)
+        return _ops.cross_entropy(x, target, weight, reduction, ignore_index, label_smoothing, **options)
     dim = int(x.dim() > 1)
     computed, classes = widest(x, weight), cut.shape[dim]
     if weight is not None and (weight.dim() != 1 or weight.shape[0] != classes):
@@ -557,6 +564,8 @@ def _cross_entropy_of(
             f"{list(weight.shape)}"
         )
     across = cut.crosses([dim])  # otherwise the rows are cut
+    if z_loss and across:
+        raise NotImplementedError("cross_entropy(): z_loss: is not supported where the classes are cut")
 
     def logarithms() -> Tensor:
         if across:
@@ -581,15 +590,20 @@ def _cross_entropy_of(
     def of_each() -> Tensor:
         return applied("quotient", number(label_smoothing), number=classes)
 
-    def reduced(losses: Tensor, divisor: Callable[[], Tensor]) -> Tensor:
+    def reduced(losses: Tensor, count: Callable[[], Tensor]) -> Tensor:
         dtype = torch.float32 if is_autocast(x, "cpu", "cuda") else x.dtype
         if reduction == 0:
             return rounded(losses, dtype)
         total = over_rows(losses)
-        return rounded(applied("divided", total, result=divisor()) if reduction == 1 else total, dtype)
+        by = (lambda: divisor.detach().to(total)) if divisor is not None else count
+        return rounded(applied("divided", total, result=by()) if reduction == 1 else total, dtype)
 
     def multiplied(each: Tensor, factor: Tensor) -> Tensor:
         return applied("product", each, factor)
+
+    def shift() -> Tensor:
+        each = _ops._logsumexp(x, [dim], dtype=computed)
+        return multiplied(each * each, number(z_loss))
 
     of_class = None
     if weight is not None:
@@ -602,7 +616,8 @@ def _cross_entropy_of(
         if of_class is not None:
             share = share * of_class
         rows = product(n for d, n in enumerate(cut.shape) if d != dim)
-        return reduced(-total(logarithms() * share), lambda: number(rows))
+        losses = -total(logarithms() * share)
+        return reduced(losses + shift() if z_loss else losses, lambda: number(rows))
 
     index = _marked(target, ignore_index)
     ignored = index == -1
@@ -613,10 +628,13 @@ def _cross_entropy_of(
     if weight is not None:
         counted = weight.to(computed)[index.clamp_min(0)].masked_fill(ignored, 0)  # 0 times an infinite weight is NaN
         losses = losses * counted
+    if z_loss and label_smoothing == 0:
+        losses = _ops._cross_entropy(logits, target, weight, 0, ignore_index, z_loss, None, computed)[0]
     if label_smoothing > 0:
         weighted = logarithms() if of_class is None else logarithms() * of_class
         smooth = -total(weighted).masked_fill(ignored, 0)
         losses = multiplied(losses, number(1 - label_smoothing)) + multiplied(smooth, of_each())
+        losses = losses + shift().masked_fill(ignored, 0) if z_loss else losses
     return reduced(losses, lambda: over_rows(counted))
 
 

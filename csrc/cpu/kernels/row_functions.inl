@@ -181,11 +181,12 @@ class Rows {
         joins_(take<double>(memory, kChunk)),
         stack_(take<double>(memory, 2 * kRowLevels)) {}
 
-  void move_to(int64_t row) {
-    row_ = row;
-    operands_.move_to(row);
+  void move_to(int64_t row) { operands_.move_to(row); }
+  A first() { return at(0); }
+  A at(int64_t i) {
+    const int64_t begin = i / kChunk * kChunk;
+    return operands_.load(kRowX, begin, min(call_.length - begin, kChunk))[i - begin];
   }
-  A first() { return operands_.load(kRowX, 0, min(call_.length, kChunk))[0]; }
 
   A largest() {
     Largest<A> all = padding<Largest<A>>();
@@ -216,17 +217,16 @@ class Rows {
     return Parts::of(sums);
   }
 
-  // Stores what `applied` makes of each element. `share`: g of the row's target, if the call has targets.
+  // Stores what `applied` makes of each element. `own`: g of the element `target`, if there is one.
   template <class F>
-  void write(A share, F applied) {
-    const int64_t target = call_.target ? call_.target[row_] : -1;
+  void write(int64_t target, A own, F applied) {
     for_each_chunk([&](int64_t begin, int64_t n) {
       const A *const x = operands_.load(kRowX, begin, n), *const g = operands_.load(kRowG, begin, n);
       const A *const w = operands_.load(kRowWeight, begin, n), *const b = operands_.load(kRowBias, begin, n);
       A* const y = operands_.result(begin);
       apply_to_each(y, x, g, w, b, n, applied);
       const int64_t i = target - begin;
-      if (i >= 0 && i < n) y[i] = applied(RowElement<A>{x[i], share, w[i], b[i]});
+      if (i >= 0 && i < n) y[i] = applied(RowElement<A>{x[i], own, w[i], b[i]});
       operands_.store(begin, n);
     });
   }
@@ -240,7 +240,6 @@ class Rows {
   const RowsCall& call_;
   RowOperands<A> operands_;
   double *const lanes_, *const joins_, *const stack_;
-  int64_t row_ = 0;
 };
 
 template <RowFunction f, class A>
@@ -253,18 +252,25 @@ void run_rows(const RowsCall& call, int64_t begin, int64_t end, char* scratch) {
       row.mean = number_of<A>(call.mean, index);
       row.r = number_of<A>(call.r, index);
     }
-    if constexpr (f == RowFunction::log_prob_backward) row.share = number_of<A>(call.row_grad, index);
+    RowGradient<A> gradient;
+    if constexpr (f == RowFunction::log_prob_backward) {
+      gradient = row_gradient<A>(call.loss, index);
+      row.share = gradient.share;
+    }
     if constexpr (takes_largest(f)) row.mean = rows.largest();
     if constexpr (has_sum(f)) {
       const A first = rows.first();
-      finish_row<f>(row, rows.template sum<f>(row, first), first, call.length, call.eps);
+      const auto sum = rows.template sum<f>(row, first);
+      finish_row<f>(row, sum, first, call.length, call.eps);
+      if constexpr (!has_result(f)) write_loss<f>(call.loss, index, row, sum, [&](int64_t i) { return rows.at(i); });
     }
     if constexpr (writes_numbers(f)) {
       if (call.mean) static_cast<A*>(call.mean)[index] = row.mean;
       if (call.r) static_cast<A*>(call.r)[index] = row.r;
     }
     if constexpr (has_result(f))
-      rows.write(row.share, [row](const RowElement<A>& e) __attribute__((always_inline)) { return row_applied<f>(e, row); });
+      rows.write(gradient.target, gradient.own,
+                 [row](const RowElement<A>& e) __attribute__((always_inline)) { return row_applied<f>(e, row); });
   }
 }
 
@@ -276,8 +282,9 @@ void run_step(const RowStepCall& step, int64_t begin, int64_t end, char* scratch
     rows.move_to(index);
     const RowNumbers<A> row{number_of<A>(call.mean, index), number_of<A>(call.r, index), number_of<A>(step.first_share, index),
                             number_of<A>(step.share, index)};
-    rows.write(row.share, [kind = step.step, row](const RowElement<A>& e)
-                              __attribute__((always_inline)) { return row_step<f>(kind, e, row); });
+    rows.write(call.loss.targets.of(index), row.share,
+               [kind = step.step, row](const RowElement<A>& e)
+                   __attribute__((always_inline)) { return row_step<f>(kind, e, row); });
   }
 }
 

@@ -21,8 +21,7 @@ namespace gpureduce::cuda {
 struct RowsArgs {
   InputSpan x, g, weight, bias;
   char *y, *mean, *r;
-  const char* row_grad;
-  const int64_t* target;
+  RowLoss loss;
   RowDims along;
   int64_t rows, length;
   double eps;
@@ -297,7 +296,10 @@ __device__ __forceinline__ void round_all(R (&to)[V], const A (&from)[V]) {
 // sums of exponentials and squares are never -0; -0.0 * 1 is the identity.
 template <RowFunction f, class T>
 __device__ __forceinline__ T missing_x() {
-  return element_of<T>(takes_largest(f) ? -INFINITY : f == RowFunction::rms_norm ? 0.0f : 1.0f);
+  return element_of<T>(takes_largest(f)             ? -INFINITY
+                       : f == RowFunction::rms_norm ? 0.0f
+                       : f == RowFunction::quotient ? -0.0f
+                                                    : 1.0f);
 }
 
 // D: vectors of a thread in flight, of leaves with so many elements. kVectors: rows are whole vectors at aligned addresses.
@@ -362,10 +364,10 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
     if constexpr (has_mean(f)) row.mean = reinterpret_cast<const A*>(a.mean)[index];
     row.r = reinterpret_cast<const A*>(a.r)[index];
   }
-  int64_t target = -1;
+  RowGradient<A> gradient;
   if constexpr (f == RowFunction::log_prob_backward) {
-    row.share = reinterpret_cast<const A*>(a.row_grad)[index];
-    target = a.target[index];
+    gradient = row_gradient<A>(a.loss, index);
+    row.share = gradient.share;
   }
   if constexpr (takes_largest(f)) {
     A largest = -INFINITY;
@@ -395,7 +397,8 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
     for (int j = 0; j < V; ++j) {
       e[j].x = static_cast<A>(value(x[d][j]));
       if constexpr (takes_grad(f)) e[j].g = static_cast<A>(value(g[d][j]));
-      if constexpr (f == RowFunction::log_prob_backward) e[j].g = target == first + d * kLanes + j ? row.share : A(0);
+      if constexpr (f == RowFunction::log_prob_backward)
+        e[j].g = gradient.target == first + d * kLanes + j ? gradient.own : A(0);
       if constexpr (is_norm(f)) e[j].w = w[j];
       if constexpr (f == RowFunction::layer_norm) e[j].b = b[j];
       if constexpr (f == RowFunction::layer_norm_backward)  // (mean - mean) * r is +0, and -0.0 * +0 the identity
@@ -439,7 +442,8 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
       finish_row<f>(row, sum, first_element, a.length, a.eps);
     } else if (is_first) {  // no other thread needs the logarithm
       if (a.r) finish_row<f>(row, sum, first_element, a.length, a.eps);
-      if (there && a.sum) reinterpret_cast<A*>(a.sum)[index] = sum;
+      if (f == RowFunction::log_sum && there && a.sum) *reinterpret_cast<Sum*>(a.sum + index * sizeof(Sum)) = sum;
+      if (there) write_loss<f>(a.loss, index, row, sum, [&](int64_t i) { return static_cast<A>(value(row_x[i])); });
     }
   }
 
@@ -525,8 +529,7 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   a.y = call.operands[kRowY].data;
   a.mean = static_cast<char*>(call.mean);
   a.r = static_cast<char*>(call.r);
-  a.row_grad = static_cast<const char*>(call.row_grad);
-  a.target = call.target;
+  a.loss = call.loss;
   a.along = call.along;
   a.rows = call.rows;
   a.length = n;
