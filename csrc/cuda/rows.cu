@@ -194,14 +194,9 @@ __device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArg
       const T* const p = reinterpret_cast<const T*>(from(name, i)) + column;
       const int count = wanted ? static_cast<int>(min(call.length - column, int64_t{V})) : 0;
       Vector<T, V> found;
-      if constexpr (kLoads == RowLoads::each) {
-        found = load_each<T, V>(p, count, T{}, a.policy);
-      } else {
-        DeepVectors<kLoads == RowLoads::whole, T, V, 1> one;
-        one.start(p, count, p - column + call.length, T{}, all_memory(), a.policy);
-        one.finish();
-        found = one[0];
-      }
+      if constexpr (kLoads == RowLoads::each) found = load_each<T, V>(p, 0, count, a.policy);
+      else if constexpr (kLoads == RowLoads::whole) found = load_vector_if<T, V>(count > 0, p, a.policy, {});
+      else found = load_around<T, V>(p, 0, count, T{}, all_memory(), a.policy);
 #pragma unroll
       for (int j = 0; j < V; ++j) to[j] = static_cast<A>(value(found[j]));
     };

@@ -6,10 +6,11 @@
 // and joins the lanes, neighbours first; the warp joins its threads, the 4 warps of the row their sums. Last, the thread
 // multiplies what it kept by 1 / S and writes 8 vectors. Vectors beyond element 5999 are predicated off, and count as padding.
 //
-// Rows of 50,257 bfloat16 begin anywhere. Row 1 begins 2 bytes beyond a granule of 16: thread 3 loads the granule of elements
-// 23 to 30, thread 4 the one of elements 31 to 38, and thread 3 makes the elements 24 to 31 of the two. Stores go the same way
-// back. The tensor may end between the first element of a granule and its last: the elements of such a granule are loaded one
-// by one.
+// Rows of 50,257 bfloat16 begin anywhere. Row 1 begins 2 bytes beyond a granule of 16, so its granules have the elements 7 to 14,
+// 15 to 22, and so on. The threads keep whole granules and add their elements where they lie: thread 1 has the lanes 7 to 14.
+// Thread 0 has the lanes 511 and 0 to 6: element 511 lies in the first granule of its second vector, and element 4095 in the
+// granule behind the chunk's vectors, which it loads as well. Only the 512 finished lanes move, by one place, before they are
+// joined. Results are written in granules, too, but for the ends of the row.
 #pragma once
 
 #include "../early.cuh"
@@ -26,13 +27,18 @@ struct RowsArgs {
   int64_t rows, length;
   double eps;
   uint64_t policy, weight_policy;
-  int threads;        // per row and block: a power of two
+  int threads, log_threads;  // per row and block: a power of two
   int cluster;        // blocks per row
   int rounds;         // of a block's threads over its part of a row
+  int in_flight;      // rows that a thread takes part in at once
+  bool x_moved, g_moved;  // their vectors are not at the places of the results'
   bool float_weight;  // weight and bias are float32
   char* sum;          // per row, of log_sum
 };
 
+// Threads of a block whose warps take whole rows, and the most of one that takes a part of a row and shares its multiprocessor
+// with blocks of other rows: while one of them computes, another one loads.
+constexpr int kFewRowThreads = 128;
 constexpr int kMostRowWarps = 32;
 constexpr int kChunkLevels = 40;  // of the tree above chunks
 
@@ -40,19 +46,32 @@ constexpr int kChunkLevels = 40;  // of the tree above chunks
 template <RowFunction f, class T>
 constexpr int kRowThreads = takes_grad(f) || sizeof(T) == 2 ? 512 : 1024;
 
-// The sum, or another join, of the values of a row's threads in a block, in every thread. `slots` has a place per warp, and no
-// other join may use it before the next barrier.
+// The sum, or another join, of the values of a row's threads in a block, in every thread. Each warp has H groups of values, one
+// of each thread. `slots` has a place per warp, and no other join may use it before the next barrier.
+template <class Value, int H, class F>
+__device__ __forceinline__ Value join_row(Value (&v)[H], Value none, int threads, Value (&slots)[kMostRowWarps], F combine) {
+  const int in_warp = min(threads, kWarp);
+  for (int step = 1; step < in_warp; step *= 2) {
+#pragma unroll
+    for (Value& each : v) each = combine(each, shuffle_xor(each, step));
+  }
+#pragma unroll
+  for (int step = 1; step < H; step *= 2) {
+#pragma unroll
+    for (int h = 0; h < H; h += 2 * step) v[h] = combine(v[h], v[h + step]);
+  }
+  if (threads <= kWarp) return v[0];
+  const int lane = threadIdx.x % kWarp, warps = threads / kWarp, first = threadIdx.x / threads * warps;
+  if (lane == 0) slots[threadIdx.x / kWarp] = v[0];
+  __syncthreads();
+  Value joined = lane < warps ? slots[first + lane] : none;
+  for (int step = 1; step < warps; step *= 2) joined = combine(joined, shuffle_xor(joined, step));
+  return shuffle(joined, 0);
+}
 template <class Value, class F>
 __device__ __forceinline__ Value join_row(Value v, Value none, int threads, Value (&slots)[kMostRowWarps], F combine) {
-  const int in_warp = min(threads, kWarp);
-  for (int step = 1; step < in_warp; step *= 2) v = combine(v, shuffle_xor(v, step));
-  if (threads <= kWarp) return v;
-  const int lane = threadIdx.x % kWarp, warps = threads / kWarp, first = threadIdx.x / threads * warps;
-  if (lane == 0) slots[threadIdx.x / kWarp] = v;
-  __syncthreads();
-  v = lane < warps ? slots[first + lane] : none;
-  for (int step = 1; step < warps; step *= 2) v = combine(v, shuffle_xor(v, step));
-  return shuffle(v, 0);
+  Value values[1] = {v};
+  return join_row(values, none, threads, slots, combine);
 }
 
 // The same of the values of a cluster's blocks. Each block must have arrived at the cluster's barrier before, and has arrived
@@ -87,184 +106,169 @@ __device__ __forceinline__ int past_vector(const T* p) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(p) / sizeof(T) % V);
 }
 
+// Puts `missing` in place of the elements before `begin` and from `end` on.
 template <class T, int V>
-__device__ __forceinline__ void set_beyond(Vector<T, V>& x, int count, T missing) {
-  if (count >= V) return;
+__device__ __forceinline__ void set_outside(Vector<T, V>& x, int begin, int end, T missing) {
+  if (begin <= 0 && end >= V) return;
 #pragma unroll
   for (int j = 0; j < V; ++j)
-    if (j >= count) x.set(j, missing);
-}
-
-// V neighbours, element by element. The first `count` exist; the others are `missing`.
-template <class T, int V>
-__device__ __forceinline__ Vector<T, V> load_each(const T* p, int count, T missing, uint64_t policy) {
-  Vector<T, 1> none;
-  none.set(0, missing);
-  Vector<T, V> x;
-#pragma unroll
-  for (int j = 0; j < V; ++j) x.set(j, load_vector_if<T, 1>(j < count, p + j, policy, none.bits)[0]);
-  return x;
-}
-
-// How many of a row's last elements lie in a vector that reaches over the end of the memory that their operand takes up.
-template <class T, int V>
-__device__ __forceinline__ int cut_off(const T* row_end, const InputSpan& input) {
-  const T* const end = reinterpret_cast<const T*>(input.end);
-  return static_cast<int>(max(row_end - (end - past_vector<T, V>(end)), int64_t{0}));
+    if (j < begin || j >= end) x.set(j, missing);
 }
 
 // For elements whose aligned vectors are known to be inside: the compiler drops the checks.
 __device__ __forceinline__ InputSpan all_memory() { return {nullptr, reinterpret_cast<const char*>(UINTPTR_MAX)}; }
 
-// D vectors of V neighbours, 512 elements apart. start() begins their loads and finish() waits for them, so that the loads of
-// several of these are in flight together. kVectors: all elements of a vector exist, or none, at an aligned address. Otherwise
-// it is made of two aligned vectors, low and high. These may reach over the ends of the row. Where they would reach over the
-// ends of the memory that the operand takes up, elements are loaded one by one.
-//
-// Where a thread has several vectors, the warp's threads are neighbours: each loads the low ones, and has the high ones from
-// the next thread. Thread d loads the one behind the warp's vectors d.
-template <bool kVectors, class T, int V, int D>
-class DeepVectors {
- public:
-  __device__ __forceinline__ Vector<T, V>& operator[](int d) { return x_[d]; }
+// Whether an aligned vector ends within an operand's memory. One that begins before it is no harm (load/shifted.cuh).
+template <class T, int V>
+__device__ __forceinline__ bool ends_inside(const T* vector, const InputSpan& memory) {
+  return reinterpret_cast<const char*>(vector + V) <= memory.end;
+}
 
-  // From `p` on, `left` elements exist; the others are `missing`. `row_end`: the end of their row.
-  __device__ __forceinline__ void start(const T* p, int left, const T* row_end, T missing, const InputSpan& input,
-                                        uint64_t policy) {
-    left_ = left;
-    missing_ = missing;
-    if constexpr (kVectors) {
+// V neighbours, element by element.
+template <class T, int V>
+__device__ __forceinline__ Vector<T, V> load_each(const T* p, int begin, int end, uint64_t policy) {
+  Vector<T, V> x;
 #pragma unroll
-      for (int d = 0; d < D; ++d) {
+  for (int j = 0; j < V; ++j) x.set(j, load_vector_if<T, 1>(j >= begin && j < end, p + j, policy, {})[0]);
+  return x;
+}
+
+// V neighbours at any address, in two aligned vectors. Those from `begin` to before `end` exist; the others are `missing`.
+template <class T, int V>
+__device__ __forceinline__ Vector<T, V> load_around(const T* p, int begin, int end, T missing, const InputSpan& memory,
+                                                    uint64_t policy) {
+  const int shift = past_vector<T, V>(p);
+  const T *const low = p - shift, *const high = low + V;
+  const bool has_low = begin < V - shift && end > 0, has_high = begin < V && end > V - shift && shift > 0;
+  const bool inside = ends_inside<T, V>(has_high ? high : low, memory);
+  Vector<T, V> x = load_vector_if<T, V>(has_low && inside, low, policy, {});
+  const Vector<T, V> more = load_vector_if<T, V>(has_high && inside, high, policy, {});
+  x = funnel(x, more, shift);
+  if (!inside && begin < end) x = load_each<T, V>(p, begin, end, policy);
+  set_outside(x, begin, end, missing);
+  return x;
+}
+
+// How many of a row's last elements lie in a vector that ends beyond the memory of their operand.
+template <class T, int V>
+__device__ __forceinline__ int cut_off(const T* row_end, const InputSpan& memory) {
+  const T* const end = reinterpret_cast<const T*>(memory.end);
+  return static_cast<int>(max(row_end - (end - past_vector<T, V>(end)), int64_t{0}));
+}
+
+// The part of a row that a thread holds: H times D vectors of V neighbours. Their places are counted from the first one's
+// beginning, which is the row's element `first`; or would be, where the row begins within a vector. The places from `begin` to
+// before `end` exist. kTail: of the chunk's first thread the places from kChunk to before `tail` as well.
+template <int V, int H, int D, bool kVectors, bool kTail>
+struct RowPlace {
+  static_assert(!kTail || (H == 1 && D == kDepth));
+  int64_t first;
+  int begin, end, tail;
+
+  static __device__ __forceinline__ int at(int h, int d) { return h * kWarp * V + d * kLanes; }
+  // Of a vector's elements, those that exist.
+  __device__ __forceinline__ int begin_of(int h, int d) const { return !kVectors && h + d == 0 ? begin : 0; }
+  __device__ __forceinline__ int end_of(int h, int d) const { return (d == D ? tail : end) - at(h, d); }
+
+  // Calls f(h, d) for each vector.
+  template <class F>
+  __device__ __forceinline__ void each(F f) const {
 #pragma unroll
-        for (int j = 0; j < V; ++j) x_[d].set(j, missing);
-        x_[d] = load_vector_if<T, V>(d * kLanes < left, p + d * kLanes, policy, x_[d].bits);
-      }
-    } else {
-      shift_ = past_vector<T, V>(p);
-      low_ = p - shift_;
-      input_ = input;
-      policy_ = policy;
-      if constexpr (D == 1) start_one(p);
-      else start_all(cut_off<T, V>(row_end, input));
+    for (int h = 0; h < H; ++h) {
+#pragma unroll
+      for (int d = 0; d < D; ++d) f(h, d);
     }
+    if constexpr (kTail)
+      if (tail > kChunk) f(0, D);
   }
-
-  __device__ __forceinline__ void finish() {
-    if constexpr (!kVectors) {
-      if constexpr (D > 1) mend();
-#pragma unroll
-      for (int d = 0; d < D; ++d) {
-        auto high = more_;
-        if constexpr (D > 1) {
-          const int lane = threadIdx.x % kWarp;
-          const Vector<T, V> next{shuffle(x_[d].bits, (lane + 1) % kWarp)}, end{shuffle(more_.bits, d)};
-          high = choose(lane == kWarp - 1, end, next);
-        }
-        x_[d] = funnel(x_[d], high, shift_);
-        set_beyond(x_[d], left_ - d * kLanes, missing_);
-      }
-    }
-  }
-
- private:
-  using Bits = typename Vector<T, V>::Bits;
-
-  __device__ __forceinline__ void start_one(const T* p) {
-    const bool inside = !begins_outside() && reinterpret_cast<const char*>(low_ + 2 * V) <= input_.end;
-    x_[0] = load_vector_if<T, V>(inside && left_ > 0, low_, policy_, Bits{});
-    more_ = load_vector_if<T, V, V>(inside && shift_ > 0 && left_ > V - shift_, low_, policy_, Bits{});
-    if (!inside && left_ > 0) {
-      x_[0] = load_each<T, V>(p, left_, missing_, policy_);
-      shift_ = 0;
-    }
-  }
-
-  // Places are counted in elements from low_. The neighbours need each thread's low vectors as they are in memory, so only
-  // those that reach over the input's ends are loaded again.
-  __device__ __forceinline__ void start_all(int cut) {
-    whole_ = left_ + shift_ - cut;
-#pragma unroll
-    for (int d = 0; d < D; ++d) {
-      const bool wanted = d * kLanes < whole_ && !(d == 0 && begins_outside());
-      x_[d] = load_vector_if<T, V>(wanted, low_ + d * kLanes, policy_, Bits{});
-    }
-    more_ = load_vector_if<T, V>(has_more() && more_at() < whole_, low_ + more_at(), policy_, Bits{});
-  }
-  __device__ __forceinline__ void mend() {
-    if (begins_outside()) load_inside(0);
-    if (whole_ < left_ + shift_ && reads(whole_)) load_inside(whole_);
-  }
-  __device__ __forceinline__ void load_inside(int at) {
-    const auto inside = Typed<T, true>{low_, policy_, ~0u}.template load_inside<V>(input_, at);
-#pragma unroll
-    for (int d = 0; d < D; ++d) x_[d] = choose(at == d * kLanes, inside, x_[d]);
-    more_ = choose(at == more_at(), inside, more_);
-  }
-  static __device__ __forceinline__ int more_at() {
-    const int lane = threadIdx.x % kWarp;
-    return (kWarp - lane) * V + lane * kLanes;
-  }
-  __device__ __forceinline__ bool has_more() const { return shift_ > 0 && threadIdx.x % kWarp < D; }
-  __device__ __forceinline__ bool reads(int at) const {
-    return (at % kLanes == 0 && static_cast<unsigned>(at) < D * kLanes) || (has_more() && at == more_at());
-  }
-  __device__ __forceinline__ bool begins_outside() const { return reinterpret_cast<const char*>(low_) < input_.begin; }
-
-  Vector<T, V> x_[D], more_;  // the low ones, then the results; the high one, or the thread's part of the warp's high ones
-  const T* low_;              // the aligned vector that has the first element
-  int left_, shift_, whole_;  // elements from p on; from low_ to p; from low_ to the row's end or the last whole vector's
-  T missing_;
-  InputSpan input_;
-  uint64_t policy_;
 };
 
-// Stores the first `count` of V neighbours, at any address, in aligned vectors: each has the end of one thread's elements and
-// the beginning of the next one's. Runs of `threads` of a warp are neighbours; all threads of the warp must call it.
-template <class R, int V>
-__device__ __forceinline__ void store_shifted(R* to, int count, const R (&values)[V], int threads) {
-  constexpr int N = granule_values<R>(V), kCount = V / N;
-  const int past = past_vector<R, N>(to), lane = threadIdx.x % threads;
-  Vector<R, N> own[kCount];
+// An operand's elements at a thread's places.
+template <class T, int V, int H, int D, bool kVectors, bool kTail>
+struct RowVectors {
+  using Place = RowPlace<V, H, D, kVectors, kTail>;
+  Vector<T, V> of[H][D + kTail];
+  int whole;  // places before the first vector that ends beyond the operand's memory
+
+  // Begins the loads. `row`: the row's first element. `moved`: no vector of the operand is at a place, so two make one.
+  __device__ __forceinline__ void start(const T* row, int64_t length, const Place& place, bool moved, T missing,
+                                        const InputSpan& memory, uint64_t policy) {
+    const T* const p = row + place.first;
+    if constexpr (kVectors) {
+      Vector<T, V> none;
 #pragma unroll
-  for (int j = 0; j < V; ++j) own[j / N].set(j % N, values[j]);
-  Vector<R, N> before{shuffle(own[kCount - 1].bits, (threadIdx.x + kWarp - 1) % kWarp)};
-  // Whether this thread, and the next one, stores vectors. The first vector has the last elements of the thread before.
-  const bool whole = (lane > 0 || past == 0) && count >= V - past;
-  const bool next_whole = lane + 1 < threads && count - V >= V - past;
-  if (whole) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const auto vector = past == 0 ? own[i] : funnel(before, own[i], N - past);
-      reinterpret_cast<Vector<R, N>*>(to - past + i * N)->bits = vector.bits;
-      before = own[i];
+      for (int j = 0; j < V; ++j) none.set(j, missing);
+      place.each([&](int h, int d) {
+        of[h][d] = load_vector_if<T, V>(place.end_of(h, d) > 0, p + place.at(h, d), policy, none.bits);
+      });
+    } else if (moved) {
+      place.each([&](int h, int d) {
+        of[h][d] = load_around<T, V>(p + place.at(h, d), place.begin_of(h, d), place.end_of(h, d), missing, memory, policy);
+      });
+    } else {
+      const int cut = cut_off<T, V>(row + length, memory);
+      whole = static_cast<int>(min(length - cut - place.first, int64_t{2 * kChunk}));
+      place.each([&](int h, int d) {
+        const bool wanted = place.end_of(h, d) > 0 && place.at(h, d) < whole;
+        of[h][d] = load_vector_if<T, V>(wanted, p + place.at(h, d), policy, {});
+      });
     }
   }
-  if (!whole || (past > 0 && !next_whole)) {
-#pragma unroll
-    for (int j = 0; j < V; ++j)
-      if (j < count && !(j < V - past ? whole : next_whole)) to[j] = values[j];
+
+  // Waits for them. kLate: `missing` was not known before.
+  template <bool kLate>
+  __device__ __forceinline__ void finish(const T* row, const Place& place, bool moved, T missing, uint64_t policy) {
+    if constexpr (!kVectors || kLate) {
+      place.each([&](int h, int d) {
+        const int begin = place.begin_of(h, d), end = place.end_of(h, d);
+        if (!kVectors && !moved && end > 0 && place.at(h, d) >= whole)
+          of[h][d] = load_each<T, V>(row + place.first + place.at(h, d), begin, end, policy);
+        set_outside(of[h][d], begin, end, missing);
+      });
+    }
+  }
+};
+
+template <class Sum, int V>
+struct RowLaneSums { Sum sum[V]; };
+
+// Moves the lane sums of a row whose first element is `shift` places beyond a vector's beginning to the threads that join them.
+// `threads` have the row. kWarps: several warps have a chunk, kChunkThreads of them.
+template <bool kWarps, int kChunkThreads, class Sum, int V, int H>
+__device__ __forceinline__ void move_lanes(RowLaneSums<Sum, V> (&lanes)[H], int shift, int threads) {
+  if constexpr (kWarps) {
+    constexpr int kOfChunk = kChunkThreads / kWarp;
+    __shared__ __align__(16) char firsts[kMostRowWarps * sizeof(lanes[0])];  // of each warp's first thread
+    auto* const first = reinterpret_cast<RowLaneSums<Sum, V>*>(firsts);
+    const int warp = threadIdx.x / kWarp;
+    if (threadIdx.x % kWarp == 0) first[warp] = lanes[0];
+    __syncthreads();
+    RowLaneSums<Sum, V> next = first[warp / kOfChunk * kOfChunk + (warp + 1) % kOfChunk];
+    move_down<H, V / 2>(lanes, shift, kWarp, &next);
+  } else {
+    move_down<H, V / 2>(lanes, shift, min(threads, kWarp));
   }
 }
 
 // V neighbouring weights, which stay in the caches, as numbers. `missing` stands for those that do not exist.
 template <bool kVectors, class T, class A, int V>
-__device__ __forceinline__ void load_weights(A (&to)[V], const InputSpan& from, int64_t first, int count, bool is_float,
-                                             A missing, uint64_t policy) {
+__device__ __forceinline__ void load_weights(A (&to)[V], const InputSpan& from, int64_t first, int begin, int end,
+                                             bool is_float, A missing, uint64_t policy) {
   const auto load = [&](auto zero) {
     using W = decltype(zero);
     constexpr int N = granule_values<W>(V);
-    const W *const begin = reinterpret_cast<const W*>(from.begin), *const end = reinterpret_cast<const W*>(from.end);
-    DeepVectors<kVectors, W, N, 1> x[V / N];
+    const W* const p = reinterpret_cast<const W*>(from.begin) + first;
+    const W none = element_of<W>(static_cast<float>(missing));
+    Vector<W, N> x[V / N], all;
 #pragma unroll
-    for (int i = 0; i < V / N; ++i)
-      x[i].start(begin + first + i * N, count - i * N, end, element_of<W>(static_cast<float>(missing)), from, policy);
+    for (int j = 0; j < N; ++j) all.set(j, none);
 #pragma unroll
     for (int i = 0; i < V / N; ++i) {
-      x[i].finish();
-#pragma unroll
-      for (int j = 0; j < N; ++j) to[i * N + j] = static_cast<A>(value(x[i][0][j]));
+      if constexpr (kVectors) x[i] = load_vector_if<W, N>(i * N < end, p + i * N, policy, all.bits);
+      else x[i] = load_around<W, N>(p + i * N, begin - i * N, end - i * N, none, from, policy);
     }
+#pragma unroll
+    for (int j = 0; j < V; ++j) to[j] = static_cast<A>(value(x[j / N][j % N]));
   };
   if (!from.begin) {
 #pragma unroll
@@ -302,13 +306,30 @@ __device__ __forceinline__ T missing_x() {
                                                     : 1.0f);
 }
 
-// D: vectors of a thread in flight, of leaves with so many elements. kVectors: rows are whole vectors at aligned addresses.
-// kOnce: registers hold the row, otherwise it is read again for each step, in a.rounds rounds.
-template <RowFunction f, class T, class R, int D, bool kVectors, bool kOnce>
-__global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_constant__ RowsArgs a) {
+// A row's first thread writes the numbers that its threads found.
+template <RowFunction f, class A, class Sum, class T>
+__device__ __forceinline__ void write_numbers(const RowsArgs& a, int64_t index, const RowNumbers<A>& row, Sum sum, const T* x) {
+  if constexpr (writes_numbers(f)) {
+    if (has_mean(f) && a.mean) reinterpret_cast<A*>(a.mean)[index] = row.mean;
+    if (a.r) reinterpret_cast<A*>(a.r)[index] = row.r;
+  }
+  if constexpr (f == RowFunction::log_sum)
+    if (a.sum) reinterpret_cast<A*>(a.sum)[index] = sum;
+  if constexpr (!has_result(f)) write_loss<f>(a.loss, index, row, sum, [&](int64_t i) { return static_cast<A>(value(x[i])); });
+}
+
+// D: vectors of neighbouring leaves, of so many elements, that a thread holds; H: how many times, a warp's width apart; U: rows
+// that it has in flight, of which a warp takes whole ones. kVectors: rows are whole vectors at aligned addresses. kOnce:
+// registers hold the row, otherwise it is read again for each step, in a.rounds rounds.
+template <RowFunction f, class T, class R, int H, int D, int U, bool kVectors, bool kOnce>
+__global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T>)
+    rows_kernel(const __grid_constant__ RowsArgs a) {
   using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
   using Sum = decltype(row_addend<f, A>({}, {}, A(0)));
-  constexpr int V = kGranule / sizeof(T), kUnits = kLanes / V;
+  constexpr int V = kGranule / sizeof(T), kChunkThreads = kLanes / V / H;
+  constexpr bool kTail = !kVectors && D == kDepth, kWarps = D > 1 && kChunkThreads > kWarp;  // several of them have a chunk
+  constexpr bool kLate = f == RowFunction::layer_norm;
+  using Vectors = RowVectors<T, V, H, D, kVectors, kTail>;
   __shared__ A largest_slots[kMostRowWarps], largest_of_blocks[kMaxCluster];
   __shared__ __align__(16) char sum_slots[(kMostRowWarps + kMaxCluster) * sizeof(Sum)];
   Sum(&slots)[kMostRowWarps] = *reinterpret_cast<Sum(*)[kMostRowWarps]>(sum_slots);
@@ -321,163 +342,203 @@ __global__ void __launch_bounds__(kRowThreads<f, T>) rows_kernel(const __grid_co
   wait_for_previous_kernel();
   allow_next_kernel();
 
-  const int thread = threadIdx.x % a.threads, part = blockIdx.x % a.cluster;
-  const int64_t row_index =
-      int64_t{blockIdx.x / static_cast<uint32_t>(a.cluster)} * (blockDim.x / a.threads) + threadIdx.x / a.threads;
-  const bool there = row_index < a.rows, is_first = thread == 0 && part == 0;
-  const int64_t index = there ? row_index : 0, length = there ? a.length : 0;
-  const T* const row_x = reinterpret_cast<const T*>(a.x.begin + a.along.offset(kRowX, index));
-  const T* const row_g = takes_grad(f) ? reinterpret_cast<const T*>(a.g.begin + a.along.offset(kRowG, index)) : nullptr;
-  R* const row_y = has_result(f) ? reinterpret_cast<R*>(a.y + a.along.offset(kRowY, index)) : nullptr;
-  T missing = missing_x<f, T>();
-  A first_element{};
-  if constexpr (f == RowFunction::layer_norm) {
-    missing = row_x[0];
-    first_element = static_cast<A>(value(missing));
+  const int thread = threadIdx.x & (a.threads - 1), row_of_block = threadIdx.x >> a.log_threads;
+  const int block_rows = blockDim.x >> a.log_threads, part = blockIdx.x % a.cluster;
+  const int64_t first_row = int64_t{blockIdx.x / static_cast<uint32_t>(a.cluster)} * block_rows * a.in_flight + row_of_block;
+  const bool is_first = thread == 0 && part == 0;
+  const auto index_of = [&](int u) { return first_row + u * block_rows; };
+  const auto exists = [&](int u) { return u < a.in_flight && index_of(u) < a.rows; };
+
+  const T *row_x[U], *row_g[U];
+  R* row_y[U];
+  T missing[U];
+  A first_element[U];
+  int shift[U];
+  RowGradient<A> gradient[U];
+  RowNumbers<A> row[U];
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    const int64_t index = exists(u) ? index_of(u) : 0;
+    row_x[u] = reinterpret_cast<const T*>(a.x.begin + a.along.offset(kRowX, index));
+    row_g[u] = takes_grad(f) ? reinterpret_cast<const T*>(a.g.begin + a.along.offset(kRowG, index)) : nullptr;
+    row_y[u] = has_result(f) ? reinterpret_cast<R*>(a.y + a.along.offset(kRowY, index)) : nullptr;
+    shift[u] = kVectors ? 0 : has_result(f) ? past_vector<R, V>(row_y[u]) : past_vector<T, V>(row_x[u]);
+    missing[u] = missing_x<f, T>();
+    if constexpr (kLate) missing[u] = load_vector<T, 1>(row_x[u], a.policy)[0];
+    if constexpr (reads_numbers(f)) {
+      if constexpr (has_mean(f)) row[u].mean = reinterpret_cast<const A*>(a.mean)[index];
+      row[u].r = reinterpret_cast<const A*>(a.r)[index];
+    }
+    if constexpr (f == RowFunction::log_prob_backward) {
+      gradient[u] = row_gradient<A>(a.loss, index);
+      row[u].share = gradient[u].share;
+    }
   }
 
-  // The thread's elements in a round: from `first` on. `left` of them exist, or none if it is negative.
-  int64_t first = 0;
-  int left = 0;
-  DeepVectors<kVectors, T, V, D> x, g;
-  const auto place = [&](int round) {
-    const int64_t unit = (int64_t{part} * a.rounds + round) * a.threads + thread;
-    first = unit / kUnits * kChunk + unit % kUnits * V;
-    left = static_cast<int>(min(max(length - first, int64_t{-kChunk}), int64_t{kChunk}));
-  };
+  // The threads' elements in a round.
+  typename Vectors::Place place[U];
+  Vectors x[U], g[U];
   const auto load = [&](int round) {
-    place(round);
-    x.start(row_x + first, left, row_x + length, missing, a.x, a.policy);
-    if constexpr (takes_grad(f)) {
-      g.start(row_g + first, left, row_g + length, element_of<T>(-0.0f), a.g, a.policy);
-      x.finish();
-      g.finish();
-    } else {
-      x.finish();
+    const int64_t thread_of_row = (int64_t{part} * a.rounds + round) * a.threads + thread;
+    const int of_chunk = static_cast<int>(thread_of_row % kChunkThreads);
+    const int begin = (of_chunk / kWarp * kWarp * H + of_chunk % kWarp) * V;
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int64_t length = exists(u) ? a.length : 0, first = thread_of_row / kChunkThreads * kChunk + begin - shift[u];
+      const int end = static_cast<int>(min(max(length - first, int64_t{-kChunk}), int64_t{2 * kChunk}));
+      place[u] = {first, begin == 0 ? shift[u] : 0, end, kTail && begin == 0 ? min(end, kChunk + shift[u]) : 0};
+      x[u].start(row_x[u], length, place[u], a.x_moved, kLate ? T{} : missing[u], a.x, a.policy);
+      if constexpr (takes_grad(f)) g[u].start(row_g[u], length, place[u], a.g_moved, element_of<T>(-0.0f), a.g, a.policy);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      x[u].template finish<kLate>(row_x[u], place[u], a.x_moved, missing[u], a.policy);
+      if constexpr (takes_grad(f))
+        g[u].template finish<false>(row_g[u], place[u], a.g_moved, element_of<T>(-0.0f), a.policy);
     }
   };
+  // Calls do_vector(h, d) for each vector, but not for those beyond all rows.
+  const auto each = [&](auto do_vector) {
+    place[0].each([&](int h, int d) {
+      if (D == kDepth || d == 0 || d * kLanes < a.length + (kVectors ? 0 : V - 1)) do_vector(h, d);
+    });
+  };
+  const auto x_of = [&](int u, int h, int d, int j) { return static_cast<A>(value(x[u].of[h][d][j])); };
   const int rounds = kOnce ? 1 : a.rounds;
   if constexpr (kOnce) load(0);
+  if constexpr (kLate) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) first_element[u] = static_cast<A>(value(missing[u]));
+  }
 
-  RowNumbers<A> row;
-  if constexpr (reads_numbers(f)) {
-    if constexpr (has_mean(f)) row.mean = reinterpret_cast<const A*>(a.mean)[index];
-    row.r = reinterpret_cast<const A*>(a.r)[index];
-  }
-  RowGradient<A> gradient;
-  if constexpr (f == RowFunction::log_prob_backward) {
-    gradient = row_gradient<A>(a.loss, index);
-    row.share = gradient.share;
-  }
   if constexpr (takes_largest(f)) {
-    A largest = -INFINITY;
+    A largest[U];
+#pragma unroll
+    for (A& each : largest) each = -INFINITY;
     for (int round = 0; round < rounds; ++round) {
       if constexpr (!kOnce) load(round);
+      each([&](int h, int d) {
 #pragma unroll
-      for (int d = 0; d < D; ++d) {
+        for (int u = 0; u < U; ++u) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) largest = larger(largest, static_cast<A>(value(x[d][j])));
-      }
+          for (int j = 0; j < V; ++j) largest[u] = larger(largest[u], x_of(u, h, d, j));
+        }
+      });
     }
-    largest = join_row(largest, A(-INFINITY), a.threads, largest_slots, larger_of);
-    row.mean = join_blocks(largest, A(-INFINITY), a.cluster, largest_of_blocks, larger_of);
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const A found = join_row(largest[u], A(-INFINITY), a.threads, largest_slots, larger_of);
+      row[u].mean = join_blocks(found, A(-INFINITY), a.cluster, largest_of_blocks, larger_of);
+    }
   }
 
-  // Elements of vector d, with weights where the function has them.
-  const auto elements = [&](int d, RowElement<A>(&e)[V]) {
+  // The elements of a vector of each row, with weights where the function has them.
+  const auto elements = [&](int h, int d, RowElement<A>(&e)[U][V]) {
     A w[V], b[V];
-    if constexpr (is_norm(f)) {
-      const auto load = [&](A(&to)[V], const InputSpan& from, A missing) {
-        load_weights<kVectors, T>(to, from, first + d * kLanes, left - d * kLanes, a.float_weight, missing, a.weight_policy);
-      };
-      load(w, a.weight, A(1));
-      if constexpr (f == RowFunction::layer_norm) load(b, a.bias, A(0));
-    }
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      e[j].x = static_cast<A>(value(x[d][j]));
-      if constexpr (takes_grad(f)) e[j].g = static_cast<A>(value(g[d][j]));
-      if constexpr (f == RowFunction::log_prob_backward)
-        e[j].g = gradient.target == first + d * kLanes + j ? gradient.own : A(0);
-      if constexpr (is_norm(f)) e[j].w = w[j];
-      if constexpr (f == RowFunction::layer_norm) e[j].b = b[j];
-      if constexpr (f == RowFunction::layer_norm_backward)  // (mean - mean) * r is +0, and -0.0 * +0 the identity
-        e[j].x = d * kLanes + j < left ? e[j].x : row.mean;
+    for (int u = 0; u < U; ++u) {
+      const int at = place[u].at(h, d), begin = place[u].begin_of(h, d), end = place[u].end_of(h, d);
+      if constexpr (is_norm(f)) {
+        const auto load = [&](A(&to)[V], const InputSpan& from, A none) {
+          load_weights<kVectors, T>(to, from, place[u].first + at, begin, end, a.float_weight, none, a.weight_policy);
+        };
+        if (!kVectors || u == 0) {  // whole vectors of all rows have the same weights
+          load(w, a.weight, A(1));
+          if constexpr (f == RowFunction::layer_norm) load(b, a.bias, A(0));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        e[u][j].x = x_of(u, h, d, j);
+        if constexpr (takes_grad(f)) e[u][j].g = static_cast<A>(value(g[u].of[h][d][j]));
+        if constexpr (f == RowFunction::log_prob_backward)
+          e[u][j].g = gradient[u].target == place[u].first + at + j ? gradient[u].own : A(0);
+        if constexpr (is_norm(f)) e[u][j].w = w[j];
+        if constexpr (f == RowFunction::layer_norm) e[u][j].b = b[j];
+        if constexpr (f == RowFunction::layer_norm_backward)  // (mean - mean) * r is +0, and -0.0 * +0 the identity
+          e[u][j].x = j >= begin && j < end ? e[u][j].x : row[u].mean;
+      }
     }
   };
 
   constexpr bool kKeeps = kOnce && f == RowFunction::softmax;  // the exponentials
-  A kept[kKeeps ? D : 1][V];
+  A kept[kKeeps ? U : 1][H][D][V];
   if constexpr (has_sum(f)) {
-    Sum waiting[kOnce ? 1 : kChunkLevels], sum{};
+    Sum waiting[kOnce ? 1 : kChunkLevels], sum[U];
     for (int round = 0; round < rounds; ++round) {
       if constexpr (!kOnce) load(round);
-      Sum lanes[V];
+      RowLaneSums<Sum, V> lanes[U][H];
+      each([&](int h, int d) {
+        RowElement<A> e[U][V];
+        if constexpr (takes_grad(f)) elements(h, d, e);
 #pragma unroll
-      for (int d = 0; d < D; ++d) {
-        RowElement<A> e[V];
-        if constexpr (takes_grad(f)) {
-          elements(d, e);
-        } else {
+        for (int u = 0; u < U; ++u) {
 #pragma unroll
-          for (int j = 0; j < V; ++j) e[j].x = static_cast<A>(value(x[d][j]));
+          for (int j = 0; j < V; ++j) {
+            if constexpr (!takes_grad(f)) e[u][j].x = x_of(u, h, d, j);
+            const Sum addend = row_addend<f>(e[u][j], row[u], first_element[u]);
+            if constexpr (kKeeps)
+              if (d < D) kept[u][h][d][j] = addend;
+            lanes[u][h].sum[j] = d == 0 ? addend : lanes[u][h].sum[j] + addend;
+          }
         }
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-          const Sum addend = row_addend<f>(e[j], row, first_element);
-          if constexpr (kKeeps) kept[d][j] = addend;
-          lanes[j] = d == 0 ? addend : lanes[j] + addend;
-        }
-      }
+      });
       if (!kOnce) __syncthreads();  // all have read the slots of the round before
-      sum = join_row(join_neighbours(lanes), no_addend<Sum>(), a.threads, slots, sum_of);
-      if constexpr (!kOnce) carry(waiting, sum, round);
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        if constexpr (!kVectors) move_lanes<kWarps, kChunkThreads>(lanes[u], shift[u], a.threads);
+        Sum values[H];
+#pragma unroll
+        for (int h = 0; h < H; ++h) values[h] = join_neighbours(lanes[u][h].sum);
+        sum[u] = join_row(values, no_addend<Sum>(), a.threads, slots, sum_of);
+        if constexpr (!kOnce) carry(waiting, sum[u], round);
+      }
     }
-    if constexpr (!kOnce) sum = joined(waiting, rounds, no_addend<Sum>());
-    sum = join_blocks(sum, no_addend<Sum>(), a.cluster, sums_of_blocks, sum_of);
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if constexpr (!kOnce) sum[u] = joined(waiting, int64_t{rounds}, no_addend<Sum>());
+      sum[u] = join_blocks(sum[u], no_addend<Sum>(), a.cluster, sums_of_blocks, sum_of);
+      // No other thread needs the logarithm.
+      if (has_result(f) || (is_first && a.r)) finish_row<f>(row[u], sum[u], first_element[u], a.length, a.eps);
+      if (is_first && exists(u)) write_numbers<f>(a, index_of(u), row[u], sum[u], row_x[u]);
+    }
 #if __CUDA_ARCH__ >= 900
     if (a.cluster > 1) __cluster_barrier_wait();
 #endif
-    if constexpr (has_result(f)) {
-      finish_row<f>(row, sum, first_element, a.length, a.eps);
-    } else if (is_first) {  // no other thread needs the logarithm
-      if (a.r) finish_row<f>(row, sum, first_element, a.length, a.eps);
-      if (f == RowFunction::log_sum && there && a.sum) *reinterpret_cast<Sum*>(a.sum + index * sizeof(Sum)) = sum;
-      if (there) write_loss<f>(a.loss, index, row, sum, [&](int64_t i) { return static_cast<A>(value(row_x[i])); });
-    }
   }
 
-  if (!there) return;
-  if constexpr (writes_numbers(f)) {
-    if (is_first) {
-      if (has_mean(f) && a.mean) reinterpret_cast<A*>(a.mean)[index] = row.mean;
-      if (a.r) reinterpret_cast<A*>(a.r)[index] = row.r;
-    }
-  }
   if constexpr (has_result(f)) {
     for (int round = 0; round < rounds; ++round) {
       if constexpr (!kOnce) load(round);
+      each([&](int h, int d) {
+        RowElement<A> e[U][V];
+        if constexpr (!kKeeps) elements(h, d, e);
 #pragma unroll
-      for (int d = 0; d < D; ++d) {
-        const int here = left - d * kLanes;
-        if (kVectors && here <= 0) continue;
-        RowElement<A> e[V];
-        if constexpr (!kKeeps) elements(d, e);
-        A y[V];
+        for (int u = 0; u < U; ++u) {
+          const int begin = place[u].begin_of(h, d), end = place[u].end_of(h, d);
+          if (end <= 0) continue;
+          A y[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          if constexpr (kKeeps) y[j] = kept[d][j] * row.r;
-          else y[j] = row_applied<f>(e[j], row);
+          for (int j = 0; j < V; ++j) {
+            if (kKeeps && d < D) {
+              y[j] = kept[u][h][d][j] * row[u].r;
+            } else {
+              if constexpr (kKeeps) e[u][j].x = x_of(u, h, d, j);
+              y[j] = row_applied<f>(e[u][j], row[u]);
+            }
+          }
+          R rounded[V];
+          round_all(rounded, y);
+          R* const to = row_y[u] + place[u].first + place[u].at(h, d);
+          if (kVectors || (begin <= 0 && end >= V)) {
+            store_granules([&](int j) { return to + j; }, rounded);
+          } else {
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+              if (j >= begin && j < end) to[j] = rounded[j];
+          }
         }
-        R rounded[V];
-        round_all(rounded, y);
-        R* const to = row_y + first + d * kLanes;
-        if constexpr (kVectors) {
-          store_granules([&](int j) { return to + j; }, rounded);
-        } else {
-          store_shifted(to, here, rounded, min(a.threads, kWarp));
-        }
-      }
+      });
     }
   }
 }
@@ -503,24 +564,58 @@ inline bool is_aligned(const RowsCall& call, RowOperandName name) {
   return all % kGranule == 0;
 }
 
-// The kernel for rows of a length, and how its threads share a row.
-template <RowFunction f, class T, class R, bool kVectors>
-auto rows_kernel_of(int64_t n, bool once) {
-  if (!once) return rows_kernel<f, T, R, 8, kVectors, false>;
-  if (n <= kLanes) return rows_kernel<f, T, R, 1, kVectors, true>;
-  if (n <= 2 * kLanes) return rows_kernel<f, T, R, 2, kVectors, true>;
-  if (n <= 4 * kLanes) return rows_kernel<f, T, R, 4, kVectors, true>;
-  return rows_kernel<f, T, R, 8, kVectors, true>;
+// Whether an operand's rows begin elsewhere in a vector than those of `frame`.
+template <int V>
+bool is_moved(const RowsCall& call, RowOperandName name, RowOperandName frame) {
+  const RowOperand &a = call.operands[name], &b = call.operands[frame];
+  if (!a.data) return false;
+  const int64_t a_size = info(a.dtype).size, b_size = info(b.dtype).size;
+  bool moved = (reinterpret_cast<uintptr_t>(a.data) / a_size - reinterpret_cast<uintptr_t>(b.data) / b_size) % V != 0;
+  for (int d = 0; d < call.along.rank; ++d) {
+    const RowDim& dim = call.along.dims[d];
+    moved = moved || (dim.strides[name] / a_size - dim.strides[frame] / b_size) % V != 0;
+  }
+  return moved;
 }
 
-// Threads of a block that takes rows of one chunk and less, and the most of one that takes a part of a row and shares its
-// multiprocessor with blocks of other rows: while one of them computes, another one loads.
-constexpr int kFewRowThreads = 128;
+// The kernel for rows that registers hold.
+template <RowFunction f, class T, class R>
+struct RowsKernel {
+  void (*kernel)(RowsArgs);
+  int threads, in_flight;  // per chunk, or per row that is shorter; and the most rows at once
+
+  // `places`: what a row takes up, and where it may begin within a vector, the places before it.
+  template <bool kVectors>
+  static RowsKernel of(int64_t places) {
+    constexpr int V = kGranule / sizeof(T), kWarps = kLanes / V / kWarp;  // per vector of each lane
+    constexpr int kVectorsAtOnce = takes_grad(f) ? 4 : 8, kGroups = std::min(kWarps, 4);
+    const auto kernel_of = [](auto groups, auto depth, auto rows) {
+      constexpr int H = groups, D = depth, U = rows;
+      return RowsKernel{rows_kernel<f, T, R, H, D, U, kVectors, true>, kWarps * kWarp / H, U};
+    };
+    using std::integral_constant;
+    constexpr integral_constant<int, 1> kOne;
+    constexpr integral_constant<int, 2> kTwo;
+    if (places <= kWarp * V) {
+      RowsKernel found = kernel_of(kOne, kOne, integral_constant<int, kVectorsAtOnce / 2>());
+      found.threads = 1;
+      while (found.threads * V < places) found.threads *= 2;
+      return found;
+    }
+    if (places <= 2 * kLanes)
+      return kernel_of(integral_constant<int, kGroups>(), kTwo,
+                       integral_constant<int, std::max(1, kVectorsAtOnce / 2 / kGroups)>());
+    if (places <= 4 * kLanes) return kernel_of(kTwo, integral_constant<int, 4>(), kOne);
+    return kernel_of(kOne, integral_constant<int, kDepth>(), kOne);
+  }
+};
+
+constexpr int kFullThreads = 1024;  // of a multiprocessor, whose loads keep its memory busy
 
 template <RowFunction f, class T, class R>
 cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  constexpr int V = kGranule / sizeof(T), kUnits = kLanes / V, kMost = kRowThreads<f, T>;
-  const int64_t n = call.length, chunks = (n + kChunk - 1) / kChunk;
+  constexpr int V = kGranule / sizeof(T), kMost = kRowThreads<f, T>;
+  const int64_t n = call.length;
   RowsArgs a{};
   a.x = span_of(call, kRowX);
   a.g = span_of(call, kRowG);
@@ -539,35 +634,43 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   bool vectors = n % V == 0;
   for (RowOperandName name : {kRowX, kRowG, kRowWeight, kRowBias, kRowY}) vectors = vectors && is_aligned(call, name);
 
+  const RowOperandName frame = has_result(f) ? kRowY : kRowX;
+  a.x_moved = is_moved<V>(call, kRowX, frame);
+  a.g_moved = is_moved<V>(call, kRowG, frame);
+
   const auto power_of_two = [](int64_t least) {
     int64_t n = 1;
     while (n < least) n *= 2;
     return n;
   };
+  auto chosen = vectors ? RowsKernel<f, T, R>::template of<true>(n) : RowsKernel<f, T, R>::template of<false>(n + V - 1);
   // Blocks take runs of chunks, whose number is a power of two, and the last one what is left.
-  const int64_t all = n <= kLanes ? power_of_two((n + V - 1) / V) : chunks * kUnits;
+  const int64_t all = (n + kChunk - 1) / kChunk * chosen.threads;
   const int most_blocks = device.clusters ? kMaxCluster : 1;
   const bool in_block = all <= kMost && call.rows >= 2 * device.multiprocessors;  // a block waits for itself alone
-  int64_t run = std::min<int64_t>(power_of_two(all), in_block ? kMost : std::max(kUnits, kFewRowThreads));
+  int64_t run = std::min<int64_t>(power_of_two(all), in_block ? kMost : std::max(chosen.threads, kFewRowThreads));
   while (run * most_blocks < all) run *= 2;
   a.threads = static_cast<int>(std::min<int64_t>(run, kMost));
+  a.log_threads = __builtin_ctz(a.threads);
   a.rounds = static_cast<int>(run / a.threads);
   a.cluster = static_cast<int>((all + run - 1) / run);
   const bool once = a.rounds == 1;
+  if (!once) chosen.kernel = vectors ? rows_kernel<f, T, R, 1, kDepth, 1, true, false> : rows_kernel<f, T, R, 1, kDepth, 1, false, false>;
   if (!once && call.sum) return kNoKernel;  // sums of exponentials cut long rows over the whole GPU
   a.sum = static_cast<char*>(call.sum);
   const int64_t bytes = call.rows * n * static_cast<int64_t>(sizeof(T)) * (takes_grad(f) ? 2 : 1);
   a.policy = l2_policy(once && bytes > device.l2_bytes / 2);
   a.weight_policy = l2_policy();
-  const int per_block = std::max(1, kFewRowThreads / a.threads);
-  const int64_t blocks = (call.rows + per_block - 1) / per_block * a.cluster;
+  const int block_rows = a.threads > kWarp ? 1 : kFewRowThreads / a.threads;
+  // Several rows at once only where every multiprocessor has threads enough.
+  const int64_t full = call.rows * a.threads / (int64_t{kFullThreads} * device.multiprocessors);
+  a.in_flight = static_cast<int>(std::clamp<int64_t>(full, 1, chosen.in_flight));
+  const int64_t rows = int64_t{block_rows} * a.in_flight, blocks = (call.rows + rows - 1) / rows * a.cluster;
   if (blocks >= kMaxGrid) return kNoKernel;
   Grid grid;
   grid.x = static_cast<uint32_t>(blocks);
   grid.cluster = static_cast<uint32_t>(a.cluster);
-  const dim3 threads(per_block * a.threads);
-  const auto kernel = vectors ? rows_kernel_of<f, T, R, true>(n, once) : rows_kernel_of<f, T, R, false>(n, once);
-  return start_kernel({stream, device.early}, grid, threads, 0, kernel, a);
+  return start_kernel({stream, device.early}, grid, dim3(block_rows * a.threads), 0, chosen.kernel, a);
 }
 
 // Whether the kernels of elements T and results R take a call.

@@ -12,29 +12,6 @@
 
 namespace gpureduce::cuda {
 
-// Moves the lane sums of a warp's threads, group after group, down by `shift` (less than V): bit by bit of `shift`, from kStep
-// down. The first sums wrap around to the end. All threads of the warp must call it, neighbours with the same shift.
-template <int kGroups, int kStep, class Element, class Acc, int V>
-__device__ __forceinline__ void move_down(Lanes<Element, Acc, V>* lanes, int shift) {
-  const int lane = threadIdx.x % kWarp;
-  typename Lanes<Element, Acc, V>::LaneSum next[kGroups][kStep];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int j = 0; j < kStep; ++j)
-      next[g][j] = shuffle(choose(lane == 0, lanes[(g + 1) % kGroups].sum[j], lanes[g].sum[j]), (lane + 1) % kWarp);
-  }
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int j = 0; j < V; ++j)
-      lanes[g].sum[j] =
-          choose(shift & kStep, j + kStep < V ? lanes[g].sum[(j + kStep) % V] : next[g][(j + kStep) % V], lanes[g].sum[j]);
-  }
-  // recursive, because a loop over steps of 16 lanes is not unrolled
-  if constexpr (kStep > 1) move_down<kGroups, kStep / 2>(lanes, shift);
-}
-
 // A warp sums the chunk that begins at element `chunk` of a row of `length` elements. With kElements < kDepth, a leaf has at
 // most kElements elements. Reads no granule without an element of the row.
 template <int V, int kElements, class Acc, class Source>

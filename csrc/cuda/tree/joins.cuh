@@ -84,6 +84,38 @@ __device__ __forceinline__ T shuffle_xor(T v, int mask) {
   return by_words([mask](uint32_t word) { return __shfl_xor_sync(0xffffffffu, word, mask); }, v);
 }
 
+// Moves the lane sums of a group of a warp's threads, group after group of lanes, down by `shift` (less than V): bit by bit of
+// `shift`, from kStep down. The first sums wrap around to the end; or those of `beyond` come there, if the warp has not all
+// lanes. All threads of the warp must call it, and those of a group with the same shift.
+template <int kGroups, int kStep, class Sums>
+__device__ __forceinline__ void move_down(Sums* lanes, int shift, int threads = kWarp, Sums* beyond = nullptr) {
+  using Sum = std::remove_reference_t<decltype(lanes->sum[0])>;
+  constexpr int V = sizeof(lanes->sum) / sizeof(Sum);
+  const int lane = threadIdx.x & (threads - 1), neighbour = threadIdx.x % kWarp - lane + ((lane + 1) & (threads - 1));
+  Sum next[kGroups][kStep];
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+    for (int j = 0; j < kStep; ++j)
+      next[g][j] = shuffle(choose(lane == 0, lanes[(g + 1) % kGroups].sum[j], lanes[g].sum[j]), neighbour);
+  }
+  if (beyond) {
+#pragma unroll
+    for (int j = 0; j < kStep; ++j) next[kGroups - 1][j] = choose(lane == threads - 1, beyond->sum[j], next[kGroups - 1][j]);
+#pragma unroll
+    for (int j = 0; j + kStep < V; ++j) beyond->sum[j] = choose(shift & kStep, beyond->sum[j + kStep], beyond->sum[j]);
+  }
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+    for (int j = 0; j < V; ++j)
+      lanes[g].sum[j] =
+          choose(shift & kStep, j + kStep < V ? lanes[g].sum[(j + kStep) % V] : next[g][(j + kStep) % V], lanes[g].sum[j]);
+  }
+  // recursive, because a loop over steps of 16 lanes is not unrolled
+  if constexpr (kStep > 1) move_down<kGroups, kStep / 2>(lanes, shift, threads, beyond);
+}
+
 // Joins values across a warp: groups of `from` neighbouring threads share a value before, groups of `to` do afterwards. Both
 // are powers of two.
 template <class Acc>
