@@ -4,18 +4,24 @@
     python bench/rows.py --save          and keeps it in bench/results/<gpu>/rows.json
     python bench/rows.py --eager         without torch.compile
     python bench/rows.py --only NAME     one function, and its backward pass
+    python bench/rows.py --dtype NAME    one dtype
+    python bench/rows.py --seed N        other lengths beside the usual ones
 
-softmax, log_softmax, rms_norm and layer_norm, forward and backward; softmax over dim 0; logsumexp and log_prob, which
-write one number per row. GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for a
-backward pass it is the add of two tensors by torch, which reads two and writes one, and beside logsumexp and log_prob
-it is our sum of the rows. Each result is first compared with the CPU's bits (small
-inputs) or with torch's in double precision.
+softmax, log_softmax, rms_norm and layer_norm, forward and backward; cross_entropy, and the same with its gradient;
+softmax over dim 0; logsumexp and log_prob, which write one number per row. The lengths are those of models, and some
+that the seed draws. GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for a
+backward pass it is the add of two tensors by torch, which reads two and writes one, and beside functions that only
+read it is our sum of the rows. Each result is first compared with the CPU's bits (small inputs) or with torch's in
+double precision. At the end: how many times as fast as each rival, as a geometric mean and at worst.
 """
 
 import argparse
 import concurrent.futures
+import math
 import multiprocessing
+import os
 import pathlib
+import random
 import sys
 
 import torch
@@ -30,18 +36,20 @@ OPS = torch.ops.gpureduce
 F = torch.nn.functional
 EPS = 1e-5
 
-SHAPES = {
-    "rows of 128": (262_144, 128),
-    "rows of 1024": (65_536, 1024),
-    "rows of 4096": (16_384, 4096),
-    "rows of 8192, few": (2048, 8192),
-    "rows of 32768": (2048, 32_768),
-    "rows of 151936": (512, 151_936),
-    "64 rows of 151936": (64, 151_936),
-    "1 row of 151936": (1, 151_936),
-    "rows of 50257": (1024, 50_257),
-}
-DTYPES = (torch.bfloat16, torch.float32)
+ELEMENTS = 1 << 26
+LENGTHS = (64, 128, 768, 1001, 4095, 4096, 50_257, 50_304, 128_256)
+DRAWN = 3  # lengths that the seed draws, evenly on a logarithmic scale
+
+
+def shapes_of(seed):
+    """Inputs of ELEMENTS elements, and two of few rows, by name."""
+    drawn = random.Random(seed)
+    lengths = [*LENGTHS, *(round(math.exp(drawn.uniform(math.log(16), math.log(1 << 17)))) for _ in range(DRAWN))]
+    shapes = {f"rows of {length}": (ELEMENTS // length, length) for length in lengths}
+    return shapes | {"64 rows of 151936": (64, 151_936), "1 row of 151936": (1, 151_936)}
+
+
+DTYPES = ("bfloat16", "float32")
 CHECKED = 1 << 22  # elements of inputs that are compared with the CPU's bits
 VOCABULARY = 100_000  # elements of rows that norms do not have
 
@@ -111,16 +119,29 @@ def _reading_of(ours, name):
     return forward, None
 
 
+def _loss_of(ours, _):
+    def forward(x, w):
+        return torch_reduce.cross_entropy(x, w) if ours else F.cross_entropy(x, w)
+
+    def backward(x, w):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(forward(x, w), x)[0]
+
+    return forward, backward
+
+
 MAKERS = {
     "softmax": (_softmax_of, False),
     "log_softmax": (_softmax_of, True),
     "rms_norm": (_norm_of, False),
     "layer_norm": (_norm_of, True),
+    "cross_entropy": (_loss_of, None),
     "softmax over dim 0": (_columns_of, False),
     "logsumexp": (_reading_of, "logsumexp"),
     "log_prob": (_reading_of, "log_prob"),
 }
-READS = ("logsumexp", "log_prob")
+READS = ("logsumexp", "log_prob", "cross_entropy")
+CLASSES = ("log_prob", "cross_entropy")  # these take one per row
 
 
 def functions_of(name, backward):
@@ -128,41 +149,43 @@ def functions_of(name, backward):
     return make(True, kind)[backward], make(False, kind)[backward]
 
 
-def cells(names, backward):
-    for name in names:
-        for shape_name, shape in SHAPES.items():
-            if name.endswith("norm") and shape[1] > VOCABULARY:
-                continue
-            if functions_of(name, backward)[0] is None or (name == "softmax over dim 0" and shape[0] < 512):
-                continue
-            for dtype in DTYPES:
-                yield name, backward, shape_name, shape, dtype
+def cells(names, shapes, dtypes):
+    for backward in (False, True):
+        for name in names:
+            for shape_name, shape in shapes.items():
+                if name.endswith("norm") and shape[1] > VOCABULARY:
+                    continue
+                if functions_of(name, backward)[0] is None or (name == "softmax over dim 0" and shape[0] < 512):
+                    continue
+                for dtype in dtypes:
+                    yield name, backward, shape_name, shape, getattr(torch, dtype)
 
 
 def inputs_of(name, backward, shape, dtype, device="cuda"):
     generator = torch.Generator(device=device).manual_seed(1)
-    x = torch.randn((2, *shape) if backward else shape, device=device, generator=generator)
+    pair = backward and name not in READS
+    x = torch.randn((2, *shape) if pair else shape, device=device, generator=generator)
     if backward and name.endswith("softmax"):
         x[1] = getattr(torch, name)(x[1], -1)
     weight = torch.rand(shape[-1], device=device, generator=generator).to(dtype) if name.endswith("norm") else None
-    if name == "log_prob":
+    if name in CLASSES:
         weight = torch.randint(shape[-1], shape[:1], device=device, generator=generator)
     return x.to(dtype), weight
 
 
-def _compile_some(names, jobs, first):
+def _compile_some(some_cells):
     torch._inductor.config.compile_threads = 1
-    all_cells = [cell for backward in (False, True) for cell in cells(names, backward)]
-    for name, backward, _, shape, dtype in all_cells[first::jobs]:
+    for name, backward, _, shape, dtype in some_cells:
         torch._dynamo.reset()
         x, weight = inputs_of(name, backward, shape, dtype)
         torch.compile(functions_of(name, backward)[1], dynamic=False)(x, weight)
 
 
-def compile_ahead(names, jobs=12):
+def compile_ahead(all_cells):
+    jobs = max(1, min(len(all_cells), (os.cpu_count() or 1) - 2))
     print("compiling torch's functions ...", flush=True)
     with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_compile_some, [names] * jobs, [jobs] * jobs, range(jobs)))
+        list(pool.map(_compile_some, [all_cells[first::jobs] for first in range(jobs)]))
 
 
 def first_of(result):
@@ -180,38 +203,38 @@ def is_right(ours, theirs, x, weight):
     return torch.allclose(result.double(), wide, rtol=2e-2, atol=2e-2)
 
 
-def measure(names, compiles):
+def measure(all_cells, compiles):
     race, rows = Race(5), []
     if compiles:
-        compile_ahead(names)
-    for backward in (False, True):
-        for name, _, shape_name, shape, dtype in cells(names, backward):
-            ours, theirs = functions_of(name, backward)
-            x, weight = inputs_of(name, backward, shape, dtype)
-            if x.numel() <= 1 << 27 and not backward and not is_right(ours, theirs, x, weight):
-                sys.exit(f"WRONG: {name} of {shape_name} {dtype}")
-            functions = {"ours": lambda x, w=weight, f=ours: f(x, w), "torch": lambda x, w=weight, f=theirs: f(x, w)}
-            functions["copy"] = (lambda x: torch.add(x[0], x[1])) if backward else torch.clone  # the same bytes
-            if name in READS:
-                functions["copy"] = lambda x: torch_reduce.sum(x, -1)
-            if compiles:
-                torch._dynamo.reset()
-                compiled = torch.compile(theirs, dynamic=False)
-                functions["compiled"] = lambda x, w=weight, f=compiled: f(x, w)
-                functions["compiled"](x)
-            us, _ = race.times(
-                clones(x), {k: (lambda x, f=f: first_of(f(x))) for k, f in functions.items()}, unlike=tuple(functions)
-            )
-            row = {"function": name + (" backward" if backward else ""), "shape": shape_name}
-            row |= {
-                "dtype": str(dtype).removeprefix("torch."),
-                "us": us["ours"],
-                "torch_us": us["torch"],
-                "copy_us": us["copy"],
-            }
-            rows.append(row | ({"compiled_us": us["compiled"]} if compiles else {}))
-            print(told(rows[-1]), flush=True)
-            torch.cuda.empty_cache()
+        compile_ahead(all_cells)
+    for name, backward, shape_name, shape, dtype in all_cells:
+        ours, theirs = functions_of(name, backward)
+        x, weight = inputs_of(name, backward, shape, dtype)
+        if x.numel() <= 1 << 27 and not backward and not is_right(ours, theirs, x, weight):
+            sys.exit(f"WRONG: {name} of {shape_name} {dtype}")
+        functions = {"ours": lambda x, w=weight, f=ours: f(x, w), "torch": lambda x, w=weight, f=theirs: f(x, w)}
+        pair = backward and name not in READS
+        functions["copy"] = (lambda x: torch.add(x[0], x[1])) if pair else torch.clone  # the same bytes
+        if name in READS and not backward:
+            functions["copy"] = lambda x: torch_reduce.sum(x, -1)
+        if compiles:
+            torch._dynamo.reset()
+            compiled = torch.compile(theirs, dynamic=False)
+            functions["compiled"] = lambda x, w=weight, f=compiled: f(x, w)
+            functions["compiled"](x)
+        us, _ = race.times(
+            clones(x), {k: (lambda x, f=f: first_of(f(x))) for k, f in functions.items()}, unlike=tuple(functions)
+        )
+        row = {"function": name + (" backward" if backward else ""), "shape": shape_name}
+        row |= {
+            "dtype": str(dtype).removeprefix("torch."),
+            "us": us["ours"],
+            "torch_us": us["torch"],
+            "copy_us": us["copy"],
+        }
+        rows.append(row | ({"compiled_us": us["compiled"]} if compiles else {}))
+        print(told(rows[-1]), flush=True)
+        torch.cuda.empty_cache()
     return rows
 
 
@@ -224,16 +247,30 @@ def told(row):
     return line
 
 
+def summary(rows):
+    """How many times as fast as each rival ours is: the geometric mean, the cells behind by 3%, and the worst."""
+    for rival in ("torch", "compiled"):
+        ratios = sorted(row[f"{rival}_us"] / row["us"] for row in rows if f"{rival}_us" in row)
+        if ratios:
+            mean, behind = math.exp(sum(map(math.log, ratios)) / len(ratios)), sum(ratio < 0.97 for ratio in ratios)
+            print(f"{rival}: {mean:.2f} times its speed, behind in {behind} of {len(ratios)}, worst {ratios[0]:.2f}")
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
     parser.add_argument("--only", choices=list(MAKERS), help="measure this function")
+    parser.add_argument("--dtype", choices=DTYPES, help="measure this dtype")
+    parser.add_argument("--seed", type=int, default=0, help="what draws some of the lengths")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/rows.py needs an NVIDIA GPU")
     names = [options.only] if options.only else list(MAKERS)
-    results = contenders.environment() | {"rows": measure(names, not options.eager)}
+    dtypes = [options.dtype] if options.dtype else DTYPES
+    all_cells = list(cells(names, shapes_of(options.seed), dtypes))
+    results = contenders.environment() | {"rows": measure(all_cells, not options.eager)}
+    summary(results["rows"])
     if options.save is not None:
         provenance.save(results, "rows.json", options.save)
 
