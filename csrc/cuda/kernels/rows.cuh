@@ -306,6 +306,47 @@ __device__ __forceinline__ T missing_x() {
                                                     : 1.0f);
 }
 
+// The larger ones of each two elements, and NaN where one is NaN.
+template <class T, int V>
+__device__ __forceinline__ void take_larger(Vector<T, V>& largest, const Vector<T, V>& x) {
+  if constexpr (sizeof(T) == 2) {  // two at a time
+    using Pair = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
+    largest.bits = by_words(
+        [](uint32_t a, uint32_t b) { return bit_cast<uint32_t>(__hmax2_nan(bit_cast<Pair>(a), bit_cast<Pair>(b))); },
+        largest.bits, x.bits);
+  } else {
+#pragma unroll
+    for (int j = 0; j < V; ++j) largest.set(j, larger(largest[j], x[j]));
+  }
+}
+
+// The numbers of all rows of a thread. Roots and logarithms take many instructions: of several rows each thread finishes one.
+template <RowFunction f, class A, class Sum, int U>
+__device__ __forceinline__ void finish_rows(RowNumbers<A> (&row)[U], const Sum (&sum)[U], const A (&first)[U], const RowsArgs& a) {
+  if (!has_result(f) && !a.r) return;
+  if (U > 1 && !takes_grad(f) && a.threads >= U) {
+    const int thread = threadIdx.x & (a.threads - 1), begin = threadIdx.x % kWarp - thread, own = thread % U;
+    RowNumbers<A> mine = row[0];
+    Sum own_sum = sum[0];
+    A own_first = first[0];
+#pragma unroll
+    for (int u = 1; u < U; ++u) {
+      mine.mean = choose(own == u, row[u].mean, mine.mean);
+      own_sum = choose(own == u, sum[u], own_sum);
+      if constexpr (f == RowFunction::layer_norm) own_first = choose(own == u, first[u], own_first);
+    }
+    finish_row<f>(mine, own_sum, own_first, a.length, a.eps);
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if constexpr (f == RowFunction::layer_norm) row[u].mean = shuffle(mine.mean, begin + u);
+      row[u].r = shuffle(mine.r, begin + u);
+    }
+  } else {
+#pragma unroll
+    for (int u = 0; u < U; ++u) finish_row<f>(row[u], sum[u], first[u], a.length, a.eps);
+  }
+}
+
 // A row's first thread writes the numbers that its threads found.
 template <RowFunction f, class A, class Sum, class T>
 __device__ __forceinline__ void write_numbers(const RowsArgs& a, int64_t index, const RowNumbers<A>& row, Sum sum, const T* x) {
@@ -400,7 +441,7 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
   // Calls do_vector(h, d) for each vector, but not for those beyond all rows.
   const auto each = [&](auto do_vector) {
     place[0].each([&](int h, int d) {
-      if (D == kDepth || d == 0 || d * kLanes < a.length + (kVectors ? 0 : V - 1)) do_vector(h, d);
+      if (D == kDepth || d == 0 || place[0].at(h, d) < a.length + (kVectors ? 0 : V - 1)) do_vector(h, d);
     });
   };
   const auto x_of = [&](int u, int h, int d, int j) { return static_cast<A>(value(x[u].of[h][d][j])); };
@@ -412,22 +453,25 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
   }
 
   if constexpr (takes_largest(f)) {
-    A largest[U];
+    Vector<T, V> largest[U];
 #pragma unroll
-    for (A& each : largest) each = -INFINITY;
+    for (int u = 0; u < U; ++u) {
+#pragma unroll
+      for (int j = 0; j < V; ++j) largest[u].set(j, missing[u]);
+    }
     for (int round = 0; round < rounds; ++round) {
       if constexpr (!kOnce) load(round);
       each([&](int h, int d) {
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-#pragma unroll
-          for (int j = 0; j < V; ++j) largest[u] = larger(largest[u], x_of(u, h, d, j));
-        }
+        for (int u = 0; u < U; ++u) take_larger(largest[u], x[u].of[h][d]);
       });
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      const A found = join_row(largest[u], A(-INFINITY), a.threads, largest_slots, larger_of);
+      A found = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < V; ++j) found = larger(found, static_cast<A>(value(largest[u][j])));
+      found = join_row(found, A(-INFINITY), a.threads, largest_slots, larger_of);
       row[u].mean = join_blocks(found, A(-INFINITY), a.cluster, largest_of_blocks, larger_of);
     }
   }
@@ -498,10 +542,11 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
     for (int u = 0; u < U; ++u) {
       if constexpr (!kOnce) sum[u] = joined(waiting, int64_t{rounds}, no_addend<Sum>());
       sum[u] = join_blocks(sum[u], no_addend<Sum>(), a.cluster, sums_of_blocks, sum_of);
-      // No other thread needs the logarithm.
-      if (has_result(f) || (is_first && a.r)) finish_row<f>(row[u], sum[u], first_element[u], a.length, a.eps);
-      if (is_first && exists(u)) write_numbers<f>(a, index_of(u), row[u], sum[u], row_x[u]);
     }
+    finish_rows<f>(row, sum, first_element, a);
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+      if (is_first && exists(u)) write_numbers<f>(a, index_of(u), row[u], sum[u], row_x[u]);
 #if __CUDA_ARCH__ >= 900
     if (a.cluster > 1) __cluster_barrier_wait();
 #endif
@@ -588,7 +633,7 @@ struct RowsKernel {
   template <bool kVectors>
   static RowsKernel of(int64_t places) {
     constexpr int V = kGranule / sizeof(T), kWarps = kLanes / V / kWarp;  // per vector of each lane
-    constexpr int kVectorsAtOnce = takes_grad(f) ? 4 : 8, kGroups = std::min(kWarps, 4);
+    constexpr int kVectorsAtOnce = takes_grad(f) || f == RowFunction::layer_norm ? 4 : 8, kGroups = std::min(kWarps, 4);
     const auto kernel_of = [](auto groups, auto depth, auto rows) {
       constexpr int H = groups, D = depth, U = rows;
       return RowsKernel{rows_kernel<f, T, R, H, D, U, kVectors, true>, kWarps * kWarp / H, U};
