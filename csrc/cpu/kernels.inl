@@ -6,8 +6,10 @@
 #ifdef __clang__
 #pragma clang fp contract(off)  // other compilers are told by setup.py
 #define GPUREDUCE_UNROLL _Pragma("unroll")
+#define GPUREDUCE_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")  // what iterations write, no other reads
 #else
 #define GPUREDUCE_UNROLL _Pragma("GCC unroll 32")
+#define GPUREDUCE_INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 namespace gpureduce::cpu::GPUREDUCE_ISA {

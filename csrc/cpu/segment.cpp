@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -83,6 +84,33 @@ void write_empty(const Segments& s, int64_t number) {
 // The most addends of a short segment that are on the stack. Exponentials are there beside their elements.
 constexpr int64_t short_room(int64_t size, bool exponents) { return kShortBytes / size / (exponents ? 2 : 1); }
 
+// Joins the leaves x[length][columns] to the first one.
+template <class Acc>
+[[gnu::noinline]] void join_short(Acc* x, int64_t length, int64_t columns) {
+  const auto join = [=](const auto width) {
+    for (int64_t left = length; left > 1; left = (left + 1) / 2) {
+      for (int64_t p = 0; p < left / 2; ++p) {
+        Acc *const to = x + p * width, *const from = x + 2 * p * width;
+        if constexpr (std::is_same_v<decltype(width), const int64_t>) {
+          for (int64_t c = 0; c < width; ++c) to[c] = plus(from[c], from[width + c]);
+        } else {  // the compiler does not know that `to` is never inside of `from`
+          Acc sums[width.value];
+          for (int64_t c = 0; c < width; ++c) sums[c] = plus(from[c], from[width + c]);
+          std::copy_n(sums, width, to);
+        }
+      }
+      if (left % 2) std::copy_n(x + (left - 1) * width, width, x + left / 2 * width);
+    }
+  };
+  switch (columns) {  // few columns: no loop over them
+    case 1: return join(std::integral_constant<int64_t, 1>());
+    case 2: return join(std::integral_constant<int64_t, 2>());
+    case 4: return join(std::integral_constant<int64_t, 4>());
+    case 8: return join(std::integral_constant<int64_t, 8>());
+    default: return join(columns);
+  }
+}
+
 // Sums a short segment, of up to kLanes elements per output, so that every element is a leaf. Copies some columns at a time to
 // `buffer`, and joins them there.
 template <class In, class Acc, Map map>
@@ -102,7 +130,8 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
       const auto take = [](Acc* to, const In* from, int64_t stride, int64_t n) {
         for (int64_t i = 0; i < n; ++i) to[i] = mapped<kRead, Acc>(from[i * stride]);
       };
-      const int64_t runs = columns == 1 ? 1 : length, n = columns == 1 ? length : columns;
+      const bool block = run.stride == 1 && s.stride == columns;  // nothing lies between the elements
+      const int64_t runs = columns == 1 || (block && !kExponents) ? 1 : length, n = columns * (length / runs);
       const int64_t stride = columns == 1 ? s.stride : run.stride;
       for (int64_t i = 0; i < runs; ++i) {
         if (stride == 1) take(taken + i * n, x + i * s.stride, 1, n);
@@ -114,13 +143,7 @@ void run_short(const Segments& s, int64_t number, int64_t begin, int64_t length)
         for (int64_t i = 0; i < runs; ++i)
           exponentials(elements + i * n, largest, columns == 1 ? 0 : run.out_stride, n, buffer + i * n);
       }
-      for (int64_t left = length; left > 1; left = (left + 1) / 2) {
-        for (int64_t p = 0; p < left / 2; ++p) {
-          Acc *const to = buffer + p * columns, *const from = buffer + 2 * p * columns;
-          for (int64_t c = 0; c < columns; ++c) to[c] = plus(from[c], from[columns + c]);
-        }
-        if (left % 2) std::copy_n(buffer + (left - 1) * columns, columns, buffer + left / 2 * columns);
-      }
+      join_short(buffer, length, columns);
       store_short(r, place, run.out_stride, buffer, 1, columns, length);
     }
   });
@@ -186,7 +209,7 @@ class Gathered {
     const int64_t outputs = segments_.reduction.problem.outputs;
     parallel_for(0, entries, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, outputs)), [&](int64_t from, int64_t to) {
       const ExactFloats exact;
-      for (int64_t i = from; i < to; ++i) copy(begin + i, rows.get() + i * bytes_);
+      copy_rows(begin + from, begin + to, rows.get() + from * bytes_);
     });
     segments_.offsets = offsets_.data();
     segments_.count = last - first;
@@ -198,6 +221,28 @@ class Gathered {
   }
 
  private:
+  // Copies the rows of entries `from` to `to` (exclusive). Rows in one piece have copies of a constant size, if they are short.
+  void copy_rows(int64_t from, int64_t to, char* rows) const {
+    const DimList<KeptDim>& kept = from_.reduction.problem.kept;
+    const bool whole = !from_.gather.weights && (kept.empty() || (kept.size() == 1 && kept.back().stride == 1));
+    const auto copy_all = [&](auto bytes) {
+      const char* const input = static_cast<const char*>(from_.reduction.input);
+      for (int64_t i = from, pitch = from_.stride * size_; i < to; ++i, rows += bytes)
+        memcpy(rows, input + from_.gather.row(i) * pitch, bytes);
+    };
+    if (!whole) {
+      for (int64_t i = from; i < to; ++i, rows += bytes_) copy(i, rows);
+      return;
+    }
+    switch (bytes_) {
+      case 4: return copy_all(std::integral_constant<int64_t, 4>());
+      case 8: return copy_all(std::integral_constant<int64_t, 8>());
+      case 16: return copy_all(std::integral_constant<int64_t, 16>());
+      case 32: return copy_all(std::integral_constant<int64_t, 32>());
+      default: return copy_all(bytes_);
+    }
+  }
+
   void copy(int64_t entry, char* to) const {
     const int64_t row = from_.gather.row(entry), place = row * from_.stride;
     const Problem& p = from_.reduction.problem;

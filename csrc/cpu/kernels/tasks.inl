@@ -204,29 +204,25 @@ inline __attribute__((always_inline)) Vector<T> join_across(Vector<T> v, std::in
 template <class Acc, class T>
 inline __attribute__((always_inline)) Acc join_any(const T* x, int64_t n) {
   constexpr int kSize = kVector<T>, kMany = 8;
-  Acc all = padding<Acc>();
+  const auto none = number(padding<Acc>()) - Vector<T>{};
+  Vector<T> v = none;
   int64_t i = 0;
-  if (n >= kSize) {
-    Vector<T> v = load<T>(x);
-    i = kSize;
-    if (n >= 2 * kMany * kSize) {
-      Vector<T> some[kMany];
+  if (n >= 2 * kMany * kSize) {
+    Vector<T> some[kMany];
+    GPUREDUCE_UNROLL
+    for (int k = 0; k < kMany; ++k) some[k] = load<T>(x + k * kSize);
+    for (i = kMany * kSize; i + kMany * kSize <= n; i += kMany * kSize) {
       GPUREDUCE_UNROLL
-      for (int k = 0; k < kMany; ++k) some[k] = load<T>(x + k * kSize);
-      for (i = kMany * kSize; i + kMany * kSize <= n; i += kMany * kSize) {
-        GPUREDUCE_UNROLL
-        for (int k = 0; k < kMany; ++k) some[k] = join_numbers(Acc{}, some[k], load<T>(x + i + k * kSize));
-      }
-      v = some[0];
-      GPUREDUCE_UNROLL
-      for (int k = 1; k < kMany; ++k) v = join_numbers(Acc{}, v, some[k]);
+      for (int k = 0; k < kMany; ++k) some[k] = join_numbers(Acc{}, some[k], load<T>(x + i + k * kSize));
     }
-    for (; i + kSize <= n; i += kSize) v = join_numbers(Acc{}, v, load<T>(x + i));
-    v = join_across<kSize / 2, Acc, T>(v, std::make_integer_sequence<int, kSize>{});
-    all = addend<Acc>(v[0]);
+    v = some[0];
+    GPUREDUCE_UNROLL
+    for (int k = 1; k < kMany; ++k) v = join_numbers(Acc{}, v, some[k]);
   }
-  for (; i < n; ++i) all = all + addend<Acc>(x[i]);
-  return all;
+  for (; i + kSize <= n; i += kSize) v = join_numbers(Acc{}, v, load<T>(x + i));
+  if (i < n) v = join_numbers(Acc{}, v, load_over<T>(none, x + i, 0, n - i));
+  v = join_across<kSize / 2, Acc, T>(v, std::make_integer_sequence<int, kSize>{});
+  return addend<Acc>(v[0]);
 }
 
 // Calls take(row, elements) for each row of a task, with the elements from `begin` to `end` (exclusive). `most` elements fit in
