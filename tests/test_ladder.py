@@ -256,7 +256,7 @@ def test_the_long_bodies_differ_in_their_condition_alone():
     assert bodies[0] == bodies[1]
 
 
-@pytest.mark.parametrize("name", ["shared", "warp_shuffle", "multi_element"])
+@pytest.mark.parametrize("name", ["shared", "shared_unrolled", "warp_shuffle", "multi_element"])
 def test_partial_sums_differ_from_atomics_in_one_line(name):
     """Below its head, the kernel of a rung with partial sums is the one with atomics, but for the last line."""
     kernels = []
