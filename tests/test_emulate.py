@@ -696,12 +696,24 @@ def test_compilers_errors_name_the_learners_line(tmp_path):
         kernel(tmp_path, TREE.replace("threadIdx.x", "threadldx.x")).build()
 
 
-def test_time_on_a_gpu_compiles(tmp_path):
+@pytest.mark.parametrize("before, after, said", [
+    ("+= s[t + k];", "+= s[t + k]", "a semicolon, a bracket or a brace"),
+    ("? in[i] : 0;", "? in[i] : t", "a semicolon, a bracket or a brace"),
+    ("k /= 2)", "k /= 2", "a semicolon, a bracket or a brace"),
+    ("= threadIdx.x", "= threadIdx * blockDim", "the first one is threadIdx.x"),
+], ids=["semicolon", "semicolon before a barrier", "bracket", "dimension"])  # fmt: skip
+def test_what_newcomers_forget(tmp_path, before, after, said):
+    """It is said of the learner's own line or of the one behind it, in plain words, without the emulator's names."""
+    text = TREE.replace(before, after, 1)
+    with pytest.raises(_emulate.CannotEmulate) as refused:
+        kernel(tmp_path, text).build()
+    line = line_of(text, after)
+    shown = str(refused.value).replace(str(tmp_path), "")
+    assert re.match(rf"/mine\.cu:(?:{line}|{line + 1}): ", shown) and said in shown and "emulate" not in shown, shown
+
+
+def test_time_on_a_gpu_compiles(nvcc, tmp_path):
     """What would time a learner's kernel is CUDA that nvcc takes."""
-    toolkit = pytest.importorskip("torch.utils.cpp_extension").CUDA_HOME
-    nvcc = toolkit and pathlib.Path(toolkit, "bin", "nvcc")
-    if not nvcc or not nvcc.exists():
-        pytest.skip("needs nvcc")
     mine = kernel(tmp_path, TREE)
     for text in (_try.timing_source(mine, 1), _try.timing_source_of("multi_element", 16)):
         (tmp_path / "time.cu").write_text(text)
@@ -746,7 +758,7 @@ def test_translation_of_statements(text, made):
 def test_translation_of_a_launch_and_of_shared_arrays():
     """Template arguments, several declarators, dynamic shared memory with an alignment."""
     made = _translate.translate("void f() { k<T, 4><<<dim3(a, 1), b, c * sizeof(T)>>>(x, g(y)); }", "x.cu").text
-    assert '::emulate::launch("k", {dim3(a, 1), b, c * sizeof(T)}, [&] { k<T, 4>(x, g(y)); });' in made
+    assert 'emulate::launch("k", {dim3(a, 1), b, c * sizeof(T)}, [&] { k<T, 4>(x, g(y)); });' in made
     made = _translate.translate("__shared__ volatile int a[32], b;", "x.cu", 5).text
     assert "Same<volatile int[32]>" in made and "emulate::shared(5," in made and "emulate::shared(6," in made
     made = _translate.translate("extern __shared__ __align__(16) unsigned char memory[];", "x.cu").text
@@ -967,6 +979,27 @@ def test_a_programs_children_end_with_it(end):
             break
         time.sleep(0.01)
     assert not is_alive(child)
+
+
+def test_ctrl_c_while_a_program_starts(monkeypatch):
+    """It does not stay, though it runs before the program that starts it knows it."""
+    pids = []
+
+    class Slow(subprocess.Popen):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            pids.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _emulate.execute(["sleep", "1000"], 60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(pids) == 1 and not is_alive(pids[0])
 
 
 @pytest.mark.parametrize("to", ["1", "2"])

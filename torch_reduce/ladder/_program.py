@@ -228,8 +228,10 @@ def main(arguments: list[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
-        whole.error(str(error).splitlines()[0])
+    except (ValueError, OSError) as error:  # said without the list of options, in which the sentence would be lost
+        missing = isinstance(error, FileNotFoundError) and error.filename
+        said = f"there is no file {error.filename}" if missing else str(error).splitlines()[0]
+        whole.exit(2, f"error: {said}\n")
     except _emulate.CannotEmulate as error:
         print(error, file=sys.stderr)
         return 2

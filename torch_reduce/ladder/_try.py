@@ -200,7 +200,13 @@ EXPLAINED = {
     "no matching function for call to .atomic(Max|Min)": (
         "CUDA has atomicMax and atomicMin of integers alone. Join floats by atomicCAS in a loop, or leave one a block."
     ),
-    "expected|template argument": (
+    r"call to .launch\(": (
+        "A launch says how many blocks there are, and how many threads: `mine<<<blocks, threads>>>(in, out, n);`."
+    ),
+    "no match for .operator.*dim3": (
+        "threadIdx, blockIdx, blockDim and gridDim have three numbers each: the first one is threadIdx.x."
+    ),
+    "expected|template argument|function-definition is not allowed": (
         "A sign is missing or too many, here or at the end of the line before: a semicolon, a bracket or a brace."
     ),
 }
@@ -215,7 +221,7 @@ def explained(error: str, file: Path) -> str:
     said: dict[int, str] = {}
     for name, line, text in re.findall(r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: +(.+)$", error, re.MULTILINE):
         if name == str(file) and 0 < int(line) <= len(source):
-            said.setdefault(int(line), text)
+            said.setdefault(int(line), re.sub(r" before .emulate.$", "", text))
     if not said:
         return error
     lines = []
