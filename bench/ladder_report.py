@@ -177,7 +177,8 @@ def columns(number, steps, ceiling_us):
     if number == 5:
         return [pictures.Column("instructions per warp (log.)", *counter("instructions per warp"), log=True), apart]
     order = pictures.Column("the order of additions", ORDERS)
-    return [order, pictures.Column("sum, µs", of_steps(lambda s: s["us"]), report.number, line=ceiling_us)]
+    sums = of_steps(lambda s: s["us"])
+    return [order, pictures.Column("sum, µs (logarithmic)", sums, report.number, log=True, line=ceiling_us)]
 
 
 ORDERS = {  # what it depends on
@@ -194,7 +195,7 @@ SHOWN = {  # of a chapter, what its picture is about
     3: "bank conflicts, instructions and time",
     4: "fewer atomics and more loads",
     5: "instructions of a warp, and time",
-    6: "what the order of additions depends on, and the time",
+    6: "what the order depends on, and the time",
 }
 
 
