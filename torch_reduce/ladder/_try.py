@@ -481,8 +481,8 @@ def hint(run: _emulate.Emulated, halves: bool) -> str:
     if run.fault:
         return "it stops"
     if run.wanted and abs(run.found / run.wanted - 0.5) < 0.02 and halves:
-        return f"{run.found:g}, about half of {run.wanted:g}"
-    return f"{run.found:g}, and right is {run.wanted:g}"
+        return f"{run.found:,.9g}, about half of {run.wanted:,.9g}"
+    return f"{run.found:,.9g}, and right is {run.wanted:,.9g}"
 
 
 def report(verdict: Verdict) -> list[str]:
