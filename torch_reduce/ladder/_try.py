@@ -429,14 +429,24 @@ def timing_source_of(rung: str, elements: int) -> str:
 
 def time_on_gpu(kernel: Kernel, elements: int, beside: str | None = None) -> str:
     """A sentence: the kernel's time on the GPU, or why there is none; with the time of the rung `beside`, if given."""
-    found = _time(timing_source(kernel, elements), kernel.text)
+    found = times(kernel, elements)
     if isinstance(found, str):
         return f"time: {found}"
     text = f"time: {found[0]} µs for 2^24 elements, {found[1]} GB/s (blocks of 512, cold caches, median of 21)."
     if not beside:
         return text
-    other = _time(timing_source_of(beside, 16), "")
+    other = times_of(beside, 16)
     return f"{text}\n{beside}: " + (other if isinstance(other, str) else f"{other[0]} µs, {other[1]} GB/s.")
+
+
+def times(kernel: Kernel, elements: int) -> tuple[str, str] | str:
+    """µs and GB/s of a kernel on the GPU with 2^24 elements, or why they are not known."""
+    return _time(timing_source(kernel, elements), kernel.text)
+
+
+def times_of(rung: str, elements: int) -> tuple[str, str] | str:
+    """The same of a rung as in :func:`timing_source_of`."""
+    return _time(timing_source_of(rung, elements), "")
 
 
 def _time(text: str, version: str) -> tuple[str, str] | str:
