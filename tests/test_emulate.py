@@ -981,6 +981,21 @@ def test_a_programs_children_end_with_it(end):
     assert not is_alive(child)
 
 
+def test_ctrl_c_while_modules_load():
+    """One line, too."""
+    text = f"""
+import runpy, sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name.endswith("._emulate"):
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+runpy.run_path({str(ROOT / "torch_reduce" / "ladder")!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+
+
 def test_ctrl_c_while_a_program_starts(monkeypatch):
     """It does not stay, though it runs before the program that starts it knows it."""
     pids = []
