@@ -805,6 +805,36 @@ def test_bank_conflicts_in_steps():
     assert [step.conflicts for step in _step.steps_of(found)] == [1, 2, 4, 8, 16, 16, 8, 4, 2, 1, 1]
 
 
+def test_steps_of_a_wrong_kernel(tmp_path, capsys):
+    """What it touches outside of its arrays is a question mark, also for the picture; what is wrong is said."""
+    (tmp_path / "mine.cu").write_text(TREE.replace("in[i] : 0", "in[i + 6] : 0"))
+    command = ["step", str(tmp_path / "mine.cu"), "--block", "8", "--svg", str(tmp_path / "x.svg")]
+    assert _program.main(command) == 1 and (tmp_path / "x.svg").exists()
+    printed = capsys.readouterr().out
+    assert "s3 in shared memory, ? outside of its arrays\n" in printed and "t7: s7 = ?" in printed
+    assert "thread 2 of block 0 reads in[8], 1 element behind its end (in has 8)" in printed
+
+
+def test_steps_of_blocks_that_a_rung_does_not_take(capsys):
+    """Its blocks are said, or that the kernel does nothing."""
+    assert _program.main(["step", "grid_stride", "--block", "2048"]) == 1
+    assert "grid_stride: it takes blocks of " in capsys.readouterr().out
+    assert _program.main(["step", "neighbored", "--block", "2048"]) == 1
+    assert "2048 threads per block; 1024 are the most" in capsys.readouterr().out
+
+
+def test_a_rung_may_be_its_number(capsys):
+    """As the chapters' tables number them."""
+    for name in ("neighbored", "warp_shuffle"):
+        number = str(next(rung.number for rung in ladder.rungs() if rung.name == name))
+        said = []
+        for called in (name, number):
+            for action in ("list", "show"):
+                assert _program.main([action, called]) == 0
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1] and name in said[0]
+
+
 @pytest.mark.parametrize("name", ["neighbored", "smem_unroll4", "warp_shuffle"])
 def test_pictures_of_steps(name):
     """The picture is SVG: every thread of the block once a step, idle ones grey, and what is added joined by lines."""
@@ -838,6 +868,8 @@ def test_the_course_needs_no_torch(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"^neighbored +512 +right +25\.\d% +25\.\d%", ran.stdout, re.M), ran.stdout
     assert re.search(r"^neighbored +global load efficiency +16\.73% +2\d\.\d%", ran.stdout, re.M), ran.stdout
+    left = alone("run", "--rungs", "engine")  # without torch there is nothing that could run it
+    assert left.returncode == 1 and left.stderr == "not emulated: engine (no kernel of the ladder's own)\n"
     assert alone("show", "neighbored").stdout == ladder.source("neighbored")
     drawn = tmp_path / "x.svg"
     assert "t0: 0+1" in alone("step", "neighbored", "--svg", str(drawn)).stdout and drawn.exists()
@@ -887,7 +919,9 @@ def test_without_a_compiler():
 
 
 @pytest.mark.parametrize(
-    "arguments", [("show", "x"), ("step", "x"), ("try", "/nowhere.cu"), ("step", "cub")], ids=" ".join
+    "arguments",
+    [("show", "x"), ("step", "x"), ("try", "/nowhere.cu"), ("step", "cub"), ("step", "smem", "--block", "7")],
+    ids=" ".join,
 )
 def test_wrong_arguments(arguments, capsys):
     """Exit status 2 and a message, not a traceback."""
