@@ -25,7 +25,7 @@ import provenance
 ROOT = provenance.ROOT
 sys.path.insert(0, str(ROOT))
 from torch_reduce import ladder  # noqa: E402
-from torch_reduce.ladder import _climb  # noqa: E402
+from torch_reduce.ladder import _climb, _try  # noqa: E402
 
 LARGE = 1 << 28  # elements of the bar for multi_element
 
@@ -87,7 +87,24 @@ def measure(repeats, with_counters):
     ]
     best = max((run["ceiling"] for run in large), key=lambda ceiling: ceiling["gbps"])
     results["large"] = {"dtype": "float32", "ceiling": best, "rungs": [run["rungs"][0] for run in large]}
+    if steps := contract_steps():
+        results["contract"] = {"file": ladder_report.contract_hash(), "rungs": steps}
     return results
+
+
+def contract_steps():
+    """The kernel at the end of chapter 7 and multi_element, as `try --order` times them; [] where nvcc does not."""
+    elements = 16  # per thread, of both
+    kernel = _try.Kernel.of(ladder_report.CONTRACT)
+    timed = {kernel.file.stem: _try.times(kernel, elements)}
+    timed["multi_element"] = _try.times_of("multi_element", elements)
+    steps = []
+    for name, found in timed.items():
+        print(f"{name}, as `try --order` times it: {found}", flush=True)
+        if isinstance(found, str):
+            return []
+        steps.append({"name": name, "us": float(found[0]), "gbps": float(found[1])})
+    return steps
 
 
 if __name__ == "__main__":

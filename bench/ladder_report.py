@@ -8,6 +8,7 @@ may stand on any of them. The steps of a rung ("ladder:steps RUNGS") come from t
 """
 
 import argparse
+import hashlib
 import math
 import pathlib
 import re
@@ -26,6 +27,7 @@ from torch_reduce.ladder import _lessons as lessons  # noqa: E402
 
 START, FOLDER = "docs/ladder.md", "docs/ladder"
 NOTE = "<!-- made by bench/ladder_report.py; do not edit -->"
+CONTRACT = ROOT / "torch_reduce" / "ladder" / "orders" / "4_contract.cu"  # what chapter 7 arrives at
 BAR = 0.85  # of the ceiling, for multi_element at its best N and 2^28 floats
 
 
@@ -177,7 +179,8 @@ def columns(number, steps, ceiling_us):
     if number == 5:
         return [pictures.Column("instructions per warp (log.)", *counter("instructions per warp"), log=True), apart]
     order = pictures.Column("the order of additions", ORDERS)
-    return [order, pictures.Column("sum, µs", of_steps(lambda s: s["us"]), report.number, line=ceiling_us)]
+    sums = of_steps(lambda s: s["us"])
+    return [order, pictures.Column("sum, µs (logarithmic)", sums, report.number, log=True, line=ceiling_us)]
 
 
 ORDERS = {  # what it depends on
@@ -194,7 +197,7 @@ SHOWN = {  # of a chapter, what its picture is about
     3: "bank conflicts, instructions and time",
     4: "fewer atomics and more loads",
     5: "instructions of a warp, and time",
-    6: "what the order of additions depends on, and the time",
+    6: "what the order depends on, and the time",
 }
 
 
@@ -389,6 +392,24 @@ def elements(slug, results):
     ]
 
 
+def contract_hash():
+    """What the times of chapter 7's kernel are known by."""
+    return hashlib.sha256(CONTRACT.read_bytes()).hexdigest()
+
+
+def contract(slug, results):
+    """The kernel of chapter 7 beside multi_element; nothing where it was not timed."""
+    if "contract" not in results:
+        return []
+    known = results["contract"]
+    older = since({"ladder": results["csrc"]})
+    if known["file"] != contract_hash():
+        older += "; since then the kernel has changed"
+    table = [[f"`{step['name']}`", report.number(step["us"]), f"{step['gbps']:,.0f}"] for step in known["rungs"]]
+    lines = wrapped(f"{results['gpu']}, {results['date']}{older}: 2^24 float32, 16 elements per thread.")
+    return [*lines, "", *report.table(["kernel", "kernel, µs", "GB/s"], table), ""]
+
+
 def picture(slug, results):
     text = f"Time of each rung on {results['gpu']}, one dot per rung, log scale"
     return [f"![{text}](docs/images/ladder-{slug}.svg)", ""]
@@ -561,6 +582,7 @@ PARTS = {  # made of the results that are shown
     "blocks": blocks,
     "lesson blocks": lesson_blocks,
     "elements": elements,
+    "contract": contract,
     **{f"few {name}": lambda slug, results, name=name: few(slug, results, name) for name in LANGUAGES},
 }
 TOGETHER = {"holds": holds}  # made of all GPUs' results

@@ -277,7 +277,7 @@ def ladder(results, rungs):
     for number in sorted({rung.chapter for rung in known.values()} - {DIVERGENCE}):
         name = f"{number} {next(rung.title for rung in rungs if rung.chapter == number)}"
         parts += [_dot(x + 5, 45, CHAPTERS[number - 1]), _text(x + 14, 49, name, font_size=10)]
-        x += 26 + 5.4 * len(name)
+        x += 30 + 5.8 * len(name)  # also where the font is a wide one
     sums, others = ([s for s in steps if (known[s["name"]].chapter == DIVERGENCE) == apart] for apart in (False, True))
     drawn, bottom = _dots("the whole sum of 2^24 float32", sums, known, 74, climb["ceiling"]["us"])
     parts += drawn
@@ -491,7 +491,7 @@ def idea_lanes():
     bottom = sums[0][1] + RISE
     drawn, last = _joins(sums, bottom, ["sum"], IDEA[3])
     parts += drawn
-    for y, text in ((top + 28, "elements"), (top + 78, "lanes: one"), (top + 92, "after the other"),
+    for y, text in ((top + 28, "elements"), (top + 78, "lanes: one"), (top + 92, "by one"),
                     (top + 64 + RISE + 14, "tree: lanes"), (bottom + 14, "tree: chunks")):  # fmt: skip
         parts.append(_text(MARGIN, y, text, fill="#666666"))
     return _document(left + 2 * chunk, bottom + BOX_H + MARGIN, title, parts)

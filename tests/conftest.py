@@ -16,7 +16,8 @@ from torch_reduce._library import build_facts
 from worlds import World
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-
+sys.path.append(str(ROOT / "tools"))
+import toolkit  # noqa: E402
 
 # The tests of documents, packaging and reports, which `make test-docs` runs: whole files, or from one test on.
 DOCS = {
@@ -74,6 +75,15 @@ def cuda():
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     return "cuda"
+
+
+@pytest.fixture
+def nvcc():
+    """nvcc of torch's CUDA; no GPU is needed for it."""
+    root = toolkit.find() if torch.version.cuda else None
+    if root is None:
+        pytest.skip("needs nvcc")
+    return pathlib.Path(root, "bin", "nvcc")
 
 
 def pytest_runtest_logfinish():

@@ -1,9 +1,12 @@
 """The commands that the course's pages print run as they stand there, without a GPU and without torch."""
 
+import os
 import pathlib
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -11,7 +14,7 @@ from torch_reduce import ladder
 from torch_reduce.ladder import _emulate, _exercise, _program, _try, _whole
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ["docs/ladder.md", *(f"docs/ladder/{name}.md" for name in ("es", "zh", *(f"chapter{n}" for n in range(7))))]
+PAGES = ["docs/ladder.md", *sorted(f"docs/ladder/{path.name}" for path in (ROOT / "docs" / "ladder").glob("*.md"))]
 
 try:
     _emulate.compiler()
@@ -49,8 +52,9 @@ def test_there_are_commands():
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words) or "nothing")
 def test_a_command_runs(words, tmp_path, monkeypatch, capsys):
     """In a folder with a kernel of one's own, mine.cu, and a whole program, whole.cu."""
+    mine = _whole.FIRST if words[:1] == ("program",) else _exercise.exercise(12).solution
     for name in ("mine.cu", "mended.cu"):
-        shutil.copy(_exercise.exercise(12).solution, tmp_path / name)
+        shutil.copy(mine, tmp_path / name)
     shutil.copy(_whole.FIRST, tmp_path / "whole.cu")
     (tmp_path / "torch_reduce" / "ladder").mkdir(parents=True)
     shutil.copytree(_whole.FIRST.parent, tmp_path / "torch_reduce" / "ladder" / "programs")
@@ -62,6 +66,36 @@ def test_a_command_runs(words, tmp_path, monkeypatch, capsys):
     another = words[0:1] == ("try",) and len(words) > 2  # the kernel sums, in blocks of one dimension
     assert status == int(another), said
     assert len(said.out.splitlines()) > 1
+
+
+def test_short_forms_are_commands():
+    """`exercise 1 ANSWER` and `try --order` in a sentence stand for a command that the program takes."""
+    found = 0
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for line in re.findall(rf"`((?:{'|'.join(_program.EXAMPLES)}) [^`]*)`", text):
+            words = shlex.split(line)
+            if words[:2] == ["try", "--order"]:
+                words.insert(1, "FILE")
+            assert _program.parser().parse_args(words), (page, line)
+            found += 1
+    assert found >= 5
+
+
+def test_make_course(tmp_path):
+    """As the pages say it, for one rung."""
+    command = ["make", "course", f"PYTHON={sys.executable} -S", "ARGS=--rungs neighbored --size 2^12"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0 and re.search(r"^neighbored +512 +right ", done.stdout, re.MULTILINE), done
+
+
+def test_where_torch_is_missing():
+    """Who writes the command for torch without it, as chapter 0 warns of, is told the other one."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-S", "-m", "torch_reduce.ladder", "exercise"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().splitlines()[-1].endswith("in a clone, write `python3 torch_reduce/ladder`.")
 
 
 def test_names_on_the_pages_are_the_rungs():

@@ -102,7 +102,8 @@ def test_right_for_every_dtype_and_size(everything, dtype):
 def test_right_for_every_op(everything, op):
     """The rungs that take other ops, in one pass and in several; zeros behind the elements would change each result."""
     names = [name for name in RUNGS if "with_op(" in ladder.source(name)]
-    assert {"shared", "shared_partials", "warp_shuffle_partials", "multi_element_partials"} < set(names)
+    partials = {f"{name}_partials" for name in ("shared", "shared_unrolled", "warp_shuffle", "multi_element")}
+    assert {"shared", *partials} < set(names)
     for name in names:
         for size, block, dtype in ((1, 64, "float64"), (1000, 64, "int64"), (10_007, 128, "int32"), (70_001, 64, None)):
             found = _emulate.emulate(name, everything, size=size, block=block, dtype=dtype, op=op)
@@ -695,12 +696,24 @@ def test_compilers_errors_name_the_learners_line(tmp_path):
         kernel(tmp_path, TREE.replace("threadIdx.x", "threadldx.x")).build()
 
 
-def test_time_on_a_gpu_compiles(tmp_path):
+@pytest.mark.parametrize("before, after, said", [
+    ("+= s[t + k];", "+= s[t + k]", "a semicolon, a bracket or a brace"),
+    ("? in[i] : 0;", "? in[i] : t", "a semicolon, a bracket or a brace"),
+    ("k /= 2)", "k /= 2", "a semicolon, a bracket or a brace"),
+    ("= threadIdx.x", "= threadIdx * blockDim", "the first one is threadIdx.x"),
+], ids=["semicolon", "semicolon before a barrier", "bracket", "dimension"])  # fmt: skip
+def test_what_newcomers_forget(tmp_path, before, after, said):
+    """It is said of the learner's own line or of the one behind it, in plain words, without the emulator's names."""
+    text = TREE.replace(before, after, 1)
+    with pytest.raises(_emulate.CannotEmulate) as refused:
+        kernel(tmp_path, text).build()
+    line = line_of(text, after)
+    shown = str(refused.value).replace(str(tmp_path), "")
+    assert re.match(rf"/mine\.cu:(?:{line}|{line + 1}): ", shown) and said in shown and "emulate" not in shown, shown
+
+
+def test_time_on_a_gpu_compiles(nvcc, tmp_path):
     """What would time a learner's kernel is CUDA that nvcc takes."""
-    toolkit = pytest.importorskip("torch.utils.cpp_extension").CUDA_HOME
-    nvcc = toolkit and pathlib.Path(toolkit, "bin", "nvcc")
-    if not nvcc or not nvcc.exists():
-        pytest.skip("needs nvcc")
     mine = kernel(tmp_path, TREE)
     for text in (_try.timing_source(mine, 1), _try.timing_source_of("multi_element", 16)):
         (tmp_path / "time.cu").write_text(text)
@@ -745,7 +758,7 @@ def test_translation_of_statements(text, made):
 def test_translation_of_a_launch_and_of_shared_arrays():
     """Template arguments, several declarators, dynamic shared memory with an alignment."""
     made = _translate.translate("void f() { k<T, 4><<<dim3(a, 1), b, c * sizeof(T)>>>(x, g(y)); }", "x.cu").text
-    assert '::emulate::launch("k", {dim3(a, 1), b, c * sizeof(T)}, [&] { k<T, 4>(x, g(y)); });' in made
+    assert 'emulate::launch("k", {dim3(a, 1), b, c * sizeof(T)}, [&] { k<T, 4>(x, g(y)); });' in made
     made = _translate.translate("__shared__ volatile int a[32], b;", "x.cu", 5).text
     assert "Same<volatile int[32]>" in made and "emulate::shared(5," in made and "emulate::shared(6," in made
     made = _translate.translate("extern __shared__ __align__(16) unsigned char memory[];", "x.cu").text
@@ -792,6 +805,36 @@ def test_bank_conflicts_in_steps():
     assert [step.conflicts for step in _step.steps_of(found)] == [1, 2, 4, 8, 16, 16, 8, 4, 2, 1, 1]
 
 
+def test_steps_of_a_wrong_kernel(tmp_path, capsys):
+    """What it touches outside of its arrays is a question mark, also for the picture; what is wrong is said."""
+    (tmp_path / "mine.cu").write_text(TREE.replace("in[i] : 0", "in[i + 6] : 0"))
+    command = ["step", str(tmp_path / "mine.cu"), "--block", "8", "--svg", str(tmp_path / "x.svg")]
+    assert _program.main(command) == 1 and (tmp_path / "x.svg").exists()
+    printed = capsys.readouterr().out
+    assert "s3 in shared memory, ? outside of its arrays\n" in printed and "t7: s7 = ?" in printed
+    assert "thread 2 of block 0 reads in[8], 1 element behind its end (in has 8)" in printed
+
+
+def test_steps_of_blocks_that_a_rung_does_not_take(capsys):
+    """Its blocks are said, or that the kernel does nothing."""
+    assert _program.main(["step", "grid_stride", "--block", "2048"]) == 1
+    assert "grid_stride: it takes blocks of " in capsys.readouterr().out
+    assert _program.main(["step", "neighbored", "--block", "2048"]) == 1
+    assert "2048 threads per block; 1024 are the most" in capsys.readouterr().out
+
+
+def test_a_rung_may_be_its_number(capsys):
+    """As the chapters' tables number them."""
+    for name in ("neighbored", "warp_shuffle"):
+        number = str(next(rung.number for rung in ladder.rungs() if rung.name == name))
+        said = []
+        for called in (name, number):
+            for action in ("list", "show"):
+                assert _program.main([action, called]) == 0
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1] and name in said[0]
+
+
 @pytest.mark.parametrize("name", ["neighbored", "smem_unroll4", "warp_shuffle"])
 def test_pictures_of_steps(name):
     """The picture is SVG: every thread of the block once a step, idle ones grey, and what is added joined by lines."""
@@ -825,6 +868,8 @@ def test_the_course_needs_no_torch(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"^neighbored +512 +right +25\.\d% +25\.\d%", ran.stdout, re.M), ran.stdout
     assert re.search(r"^neighbored +global load efficiency +16\.73% +2\d\.\d%", ran.stdout, re.M), ran.stdout
+    left = alone("run", "--rungs", "engine")  # without torch there is nothing that could run it
+    assert left.returncode == 1 and left.stderr == "not emulated: engine (no kernel of the ladder's own)\n"
     assert alone("show", "neighbored").stdout == ladder.source("neighbored")
     drawn = tmp_path / "x.svg"
     assert "t0: 0+1" in alone("step", "neighbored", "--svg", str(drawn)).stdout and drawn.exists()
@@ -874,7 +919,9 @@ def test_without_a_compiler():
 
 
 @pytest.mark.parametrize(
-    "arguments", [("show", "x"), ("step", "x"), ("try", "/nowhere.cu"), ("step", "cub")], ids=" ".join
+    "arguments",
+    [("show", "x"), ("step", "x"), ("try", "/nowhere.cu"), ("step", "cub"), ("step", "smem", "--block", "7")],
+    ids=" ".join,
 )
 def test_wrong_arguments(arguments, capsys):
     """Exit status 2 and a message, not a traceback."""
@@ -966,6 +1013,42 @@ def test_a_programs_children_end_with_it(end):
             break
         time.sleep(0.01)
     assert not is_alive(child)
+
+
+def test_ctrl_c_while_modules_load():
+    """One line, too."""
+    text = f"""
+import runpy, sys
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name.endswith("._emulate"):
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+runpy.run_path({str(ROOT / "torch_reduce" / "ladder")!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-S", "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+
+
+def test_ctrl_c_while_a_program_starts(monkeypatch):
+    """It does not stay, though it runs before the program that starts it knows it."""
+    pids = []
+
+    class Slow(subprocess.Popen):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            pids.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _emulate.execute(["sleep", "1000"], 60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(pids) == 1 and not is_alive(pids[0])
 
 
 @pytest.mark.parametrize("to", ["1", "2"])

@@ -4,6 +4,7 @@ Kernels are judged on fewer sizes and blocks than a learner's are, so that all o
 """
 
 import functools
+import os
 import pathlib
 import re
 import subprocess
@@ -220,6 +221,16 @@ def test_the_solution_passes(task):
     assert checked.lines[0].startswith("right: ")
 
 
+def test_nvcc_takes_the_solutions(nvcc, tmp_path):
+    """What is mended or written is CUDA: it compiles for a GPU, each solution in a namespace of its own."""
+    files = [task.solution for task in ALL.values() if _exercise.code_of(task.solution)]
+    texts = [file.read_text() for file in files]
+    headers = sorted({line for text in texts for line in text.splitlines() if line.startswith("#include")})
+    parts = [f"namespace {file.stem[3:]} {{\n{text}\n}}" for file, text in zip(files, texts, strict=True)]
+    (tmp_path / "all.cu").write_text("\n".join([*headers, *parts]))
+    subprocess.run([nvcc, "-std=c++17", "-c", "-o", tmp_path / "all.o", tmp_path / "all.cu"], check=True)
+
+
 @pytest.mark.parametrize("number, pairs, said", [
     (10, [("float sum = 0;", "smem[tid] = 0;"), ("sum += in[i]", "smem[tid] += in[i]"), ("  smem[tid] = sum;\n", "")],
      "shared loads 6.562; asked is at most 3"),
@@ -372,6 +383,21 @@ def test_progress_is_kept(capsys):
     assert re.search(r"^ +25 no_branch_at_all +right after 1 wrong answer$", said, re.M)
     assert re.search(r"^ +4 half_a_sector +not yet after 1 wrong answer, with the answer shown$", said, re.M)
     assert f"1 of {len(ALL)} are right. It is kept in {_exercise.progress_file()}" in said
+
+
+def test_progress_is_kept_where_the_output_is_cut(tmp_path):
+    """In `exercise 5 mine.cu | head -1`, too, where what is printed last reaches nobody."""
+    command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), "exercise"]
+    mine = changed(ALL[5], tmp_path)
+    env = os.environ | {"XDG_DATA_HOME": str(tmp_path)}
+    script = 'import os, sys; os.dup2(int(sys.argv[1]), 1); os.execv(sys.argv[2], sys.argv[2:])'
+    read, write = os.pipe()
+    os.close(read)  # nobody reads
+    cut = [sys.executable, "-c", script, str(write), *command, "5", mine]
+    subprocess.run(cut, env=env, pass_fds=[write], check=False)
+    os.close(write)
+    done = subprocess.run([*command, "--mine"], env=env, capture_output=True, text=True, check=True)
+    assert re.search(r"never_ends +right$", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_progress_that_cannot_be_kept(capsys, monkeypatch, tmp_path):

@@ -4,15 +4,10 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
-import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tools"))
-import toolkit  # noqa: E402
-
 # A kernel that may start while the one before drains, and loads in every width, always and if wanted.
 EARLY = """
 #include "plan/plan.h"
@@ -31,14 +26,6 @@ __global__ void early(const int8_t* in, int* out, uint64_t policy, bool wanted) 
          loads<8>(in, policy, wanted) + loads<16>(in, policy, wanted);
 }
 """
-
-
-@pytest.fixture
-def nvcc():
-    root = toolkit.find() if torch.version.cuda else None
-    if root is None:
-        pytest.skip("needs nvcc")
-    return pathlib.Path(root, "bin", "nvcc")
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_80"])

@@ -256,7 +256,7 @@ def test_the_long_bodies_differ_in_their_condition_alone():
     assert bodies[0] == bodies[1]
 
 
-@pytest.mark.parametrize("name", ["shared", "warp_shuffle", "multi_element"])
+@pytest.mark.parametrize("name", ["shared", "shared_unrolled", "warp_shuffle", "multi_element"])
 def test_partial_sums_differ_from_atomics_in_one_line(name):
     """Below its head, the kernel of a rung with partial sums is the one with atomics, but for the last line."""
     kernels = []
@@ -902,6 +902,26 @@ def test_older_results_of_lessons_are_noted():
         lines = ladder_report.holds([("h200", results | {"csrc": known})])
         note = f"{results['gpu']} was measured on {results['date']}; since then the ladder has changed."
         assert (note in lines) == older, lines[-6:]
+
+
+@pytest.mark.skipif(not RESULTS, reason="there are no results yet")
+def test_times_of_the_contracts_kernel():
+    """Chapter 7 has them beside multi_element's, and says if the kernel is another one now."""
+    steps = [{"name": "4_contract", "us": 20.5, "gbps": 3273.6}, {"name": "multi_element", "us": 19.75, "gbps": 3398.0}]
+    results = dict(RESULTS)["h200"] | {"csrc": provenance.csrc_hash(part="ladder")}
+    for file, older in ((ladder_report.contract_hash(), False), ("0" * 64, True)):
+        text = "\n".join(ladder_report.contract("h200", results | {"contract": {"file": file, "rungs": steps}}))
+        assert ("since then the kernel has changed" in text) == older
+        assert "| `4_contract` | 20.50 | 3,274 |" in text and "| `multi_element` | 19.75 | 3,398 |" in text
+    assert not ladder_report.contract("h200", {name: value for name, value in results.items() if name != "contract"})
+
+
+def test_the_contracts_kernel_is_timed(cuda, nvcc, monkeypatch):
+    """On a GPU, with nvcc: both kernels, and neither takes twice the other's time."""
+    monkeypatch.setenv("PATH", f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}")
+    ours, other = bench.contract_steps()
+    assert (ours["name"], other["name"]) == ("4_contract", "multi_element")
+    assert 0.5 < ours["us"] / other["us"] < 2
 
 
 def test_does_the_lesson_hold():

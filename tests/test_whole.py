@@ -60,13 +60,17 @@ COPY_BACK = "cudaMemcpy(found.data(), sums, threads * sizeof(float), cudaMemcpyD
      "the second pointer, where it copies from, has 16384 bytes left, and 32768 are asked for"),
     ([("for (int i = first; i < n; i", "for (int i = first; i <= n; i")], "sum += in[i]",
      "in[10000], 1 element behind its end (in has 10000)"),
+    ([("sums[first] = sum;", "if (first < 4090) sums[first] = sum;")], "// 4. the sums come back",
+     "cudaMemcpy copies sums[4090] and 5 more of its elements, and nothing has been copied or written there"),
+    ([("numbers.data(), n * sizeof(float)", "numbers.data(), (n - 1) * sizeof(float)")], "sum += in[i]",
+     "reads in[9999], and nothing has been copied or written there"),
     ([("float sum = 0;", "float sum;")], "sum += in[i]",
      "thread 0 of block 0 reads sum, a local variable that it has not written"),
     ([("  check(cudaFree(sums));\n", "")], None, "sums is never freed"),
     ([("  check(cudaFree(sums));\n", "  check(cudaFree(in));\n")], "check(cudaFree(in));\n", "or it is freed already"),
     ([("block = 256,", "block = 2048,")], None, "2048 threads per block; 1024 are the most"),
-], ids=["not copied", "host pointer", "device pointer", "wrong kind", "too many bytes", "behind the end", "no value",
-        "not freed", "freed twice", "too many threads"])  # fmt: skip
+], ids=["not copied", "host pointer", "device pointer", "wrong kind", "too many bytes", "behind the end", "not written",
+        "too few bytes", "no value", "not freed", "freed twice", "too many threads"])  # fmt: skip
 def test_faults_are_found(tmp_path, capsys, pairs, line, said):
     """Each is said in a sentence, with its line, and the exit status is 1."""
     path = changed(tmp_path, *pairs)
@@ -115,5 +119,32 @@ def test_errors(tmp_path, capsys):
     with pytest.raises(SystemExit):
         _program.main(["program", str(alone)])
     assert "it has no main()" in capsys.readouterr().err
-    assert _program.main(["program", str(changed(tmp_path, ("float sum = 0;\n  for", "float sum = 0\n  for")))]) == 2
-    assert "mine.cu:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before, after, said", [
+    ("float sum = 0;\n", "float sum = 0\n", "a semicolon, a bracket or a brace"),
+    ("threads = blocks * block;", "threads = blocks * block, more = threads\n", "a semicolon, a bracket or a brace"),
+    ("sums[first] = sum;\n}", "sums[first] = sum;\n", "a semicolon, a bracket or a brace"),
+    ("<<<blocks, block>>>", "<<<blocks>>>", "`mine<<<blocks, threads>>>(in, out, n);`"),
+    ("cudaGetLastError", "cudaGetLastErr", "is it spelt as where it is declared"),
+])  # fmt: skip
+def test_what_does_not_compile(tmp_path, capsys, before, after, said):
+    """The program's own lines, and a plain sentence; exit status 2."""
+    path = changed(tmp_path, (before, after))
+    assert _program.main(["program", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"{path}:") and said in shown and "emulate" not in shown, shown
+
+
+def test_nvcc_compiles_the_program_of_chapter_0(nvcc, tmp_path):
+    """Without a GPU, too."""
+    made = tmp_path / "sum.o"
+    subprocess.run([nvcc, "-Werror=all-warnings", "-c", "-o", made, _whole.FIRST], check=True)
+    assert made.stat().st_size
+
+
+def test_the_program_of_chapter_0_on_a_gpu(nvcc, cuda, tmp_path):
+    """As the chapter says it: the output is the emulator's first line."""
+    subprocess.run([nvcc, "-o", tmp_path / "sum", _whole.FIRST], check=True)
+    done = subprocess.run([tmp_path / "sum"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "the sum is 4500000: right\n")

@@ -10,7 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    if missing.name != "torch":
+        raise
+    said = "torch_reduce needs torch. The course needs none: in a clone, write `python3 torch_reduce/ladder`."
+    raise ModuleNotFoundError(said, name="torch") from None
 from torch.compiler import is_dynamo_compiling
 
 from . import _arguments

@@ -6,12 +6,16 @@ _alone.py. So the emulated rungs, the steps, ``try`` and the exercises need noth
 
 import sys
 
-if not __package__:
-    import _alone  # Python looks in this folder first
+try:
+    if not __package__:
+        import _alone  # Python looks in this folder first
 
-    _alone.without_torch()
+        _alone.without_torch()
 
-from torch_reduce.ladder._program import main
+    from torch_reduce.ladder._program import main
+except KeyboardInterrupt:  # Ctrl-C before main() can say so
+    print("stopped", file=sys.stderr)
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(main())

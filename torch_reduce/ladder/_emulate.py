@@ -27,7 +27,7 @@ from torch_reduce.ladder import _lessons, _translate
 EMULATOR = Path(__file__).resolve().parent / "emulator"
 # How the course was started, for the commands that it prints: as a module, or as a folder, without torch (__main__.py).
 ALONE = getattr(sys.modules["torch_reduce"], "__file__", None) is None
-COMMAND = "python torch_reduce/ladder" if ALONE else "python -m torch_reduce.ladder"
+COMMAND = "python3 torch_reduce/ladder" if ALONE else "python -m torch_reduce.ladder"
 SIZE = 1 << 16  # elements, unless told: every block of a rung does the same, so that more would show nothing new
 MOST = 1 << 24  # elements that are emulated: a minute or so
 LOAD, STORE, SHARED_LOAD, SHARED_STORE, ATOMIC, TEST, SHUFFLE = range(7)  # as in emulator.cpp
@@ -364,20 +364,14 @@ def execute(command: list[str | Path], seconds: float, env: dict[str, str] | Non
     """Runs a command in a process group of its own, which ends with it, within a time and with a limited output."""
     why: list[str] = []
     kept = [bytearray(), bytearray()]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=env,
-        start_new_session=True,
-    )
-
-    _running.add(process.pid)
+    started: list[subprocess.Popen] = []
+    failed: list[BaseException] = []
+    known, ended, left = threading.Event(), threading.Event(), threading.Event()
 
     def end() -> None:
-        with contextlib.suppress(OSError):  # nothing of the group is left
-            os.killpg(process.pid, signal.SIGKILL)
+        for process in started:
+            with contextlib.suppress(OSError):  # nothing of the group is left
+                os.killpg(process.pid, signal.SIGKILL)
 
     def take(pipe, into: bytearray) -> None:
         while chunk := pipe.read1(1 << 16):
@@ -387,24 +381,48 @@ def execute(command: list[str | Path], seconds: float, env: dict[str, str] | Non
                 end()
                 break
 
-    def wait() -> None:  # a thread's: Popen's own time limit asks again and again
-        process.wait()
+    def run() -> None:  # in a thread: Ctrl-C comes to the main one, where it may fall between a start and its result
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=env,
+                start_new_session=True,
+            )
+        except BaseException as error:
+            failed.append(error)
+        else:
+            started.append(process)
+            _running.add(process.pid)
+            if _stopping.is_set() or left.is_set():
+                end()
+        known.set()
+        for process in started:  # Popen's own time limit asks again and again
+            process.wait()
         ended.set()
 
-    if _stopping.is_set():
-        end()
-    ended = threading.Event()
-    pipes = (process.stdout, process.stderr)
-    readers = [threading.Thread(target=take, args=pair, daemon=True) for pair in zip(pipes, kept, strict=True)]
+    runner = threading.Thread(target=run, daemon=True)
+    readers: list[threading.Thread] = []
     try:
-        for thread in (*readers, threading.Thread(target=wait, daemon=True)):
-            thread.start()
+        runner.start()
+        known.wait()
+        if failed:
+            raise failed[0]
+        (process,) = started
+        pipes = (process.stdout, process.stderr)
+        readers = [threading.Thread(target=take, args=pair, daemon=True) for pair in zip(pipes, kept, strict=True)]
+        for reader in readers:
+            reader.start()
         if not ended.wait(seconds):
             why.append(f"stopped after {seconds:.0f} seconds")
     finally:
+        left.set()
         end()
-        process.wait()
-        _running.discard(process.pid)
+        if runner.ident:  # it was started
+            runner.join()
+        _running.difference_update(process.pid for process in started)
     for reader, pipe in zip(readers, pipes, strict=True):
         reader.join(timeout=5)  # what has left the group may hold its pipes open
         if not reader.is_alive():

@@ -389,8 +389,8 @@ def main(options: argparse.Namespace) -> int:
     if options.answer is not None:
         checked = check(task, options.answer)
         status = 0 if checked.right else 1
+        tries = note(task, checked.right)  # before it is printed: in `... | head` a print may be the last that is done
         print("\n".join(map(wrapped, checked.lines)))
-        tries = note(task, checked.right)
         if not checked.right and not options.solution:
             print(wrapped(f"Hint: {task.hint}"))
             tell = f"{_emulate.COMMAND} exercise {task.number} --answer"
@@ -398,6 +398,6 @@ def main(options: argparse.Namespace) -> int:
     elif not options.solution:
         print("\n".join(shown(task)))
     if options.solution:
-        print("\n".join(solved(task)))
         note(task)
+        print("\n".join(solved(task)))
     return status

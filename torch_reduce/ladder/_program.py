@@ -41,9 +41,14 @@ def _shape(text: str) -> tuple[int, int]:
 _number.__name__ = _shape.__name__ = "number"  # what argparse calls them
 
 
+def _name(text: str) -> str:
+    """A rung's name, also of its number; other text is as it is."""
+    return next((rung.name for rung in rungs() if text == str(rung.number)), text)
+
+
 def _names(text: str) -> list[str]:
     known = [rung.name for rung in rungs()]
-    names = known if text == "all" else text.split(",")
+    names = known if text == "all" else [_name(each) for each in text.split(",")]
     if unknown := [name for name in names if name not in known]:
         raise argparse.ArgumentTypeError(f"no rung {', '.join(unknown)}: {CALLED} lists them")
     return names
@@ -81,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
                 "There is no NVIDIA GPU here, so the rungs are emulated on the CPU: counters, but no times.", flush=True
             )
             options.emulate = True
-    if options.emulate:
+    if options.emulate or _emulate.ALONE:
         return _emulate_rungs(options)
     from torch_reduce.ladder import _climb
 
@@ -160,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
         return actions.add_parser(name, help=text, epilog=example, **shown)
 
     listing = action("list", "list the rungs, or say all about some")
-    listing.add_argument("names", nargs="?", type=_names, default=[], help="names, with commas")
+    listing.add_argument("names", nargs="?", type=_names, default=[], help="names or numbers, with commas")
 
     climbing = action("run", "time the rungs, or emulate them where there is no GPU")
     climbing.add_argument("--emulate", action="store_true", help="on the CPU, with counters; the default without a GPU")
@@ -178,10 +183,10 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--repeats", type=_number, default=11, help="the median of so many runs counts")
 
     showing = action("show", "print a rung's source")
-    showing.add_argument("name")
+    showing.add_argument("name", type=_name, help="a rung, or its number")
 
     stepping = action("step", "who adds what, step by step, from the kernel's own accesses")
-    stepping.add_argument("name", help="a rung, or a file with a kernel")
+    stepping.add_argument("name", type=_name, help="a rung, its number, or a file with a kernel")
     stepping.add_argument("--block", type=_number, help="threads per block: 8, or the fewest that the rung needs")
     stepping.add_argument("--elements", type=_number, help="elements per thread, if the rung has a choice")
     stepping.add_argument("--svg", metavar="FILE", help="draw it, too")
@@ -228,8 +233,10 @@ def main(arguments: list[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
-        whole.error(str(error).splitlines()[0])
+    except (ValueError, OSError) as error:  # said without the list of options, in which the sentence would be lost
+        missing = isinstance(error, FileNotFoundError) and error.filename
+        said = f"there is no file {error.filename}" if missing else str(error).splitlines()[0]
+        whole.exit(2, f"error: {said}\n")
     except _emulate.CannotEmulate as error:
         print(error, file=sys.stderr)
         return 2

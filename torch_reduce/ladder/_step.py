@@ -50,8 +50,11 @@ class Step:
 
 
 def short(name: str) -> str:
-    """in[3] is 3, an element of global memory; smem[3] is s3; out[0] is out0."""
-    array, index = re.fullmatch(r"(\w+)\[(-?\d+)\]", name).groups()
+    """in[3] is 3, an element of global memory; smem[3] is s3; out[0] is out0; what is outside of all arrays is ?."""
+    element = re.fullmatch(r"(\w+)\[(-?\d+)\]", name)
+    if not element:
+        return "?"
+    array, index = element.groups()
     return {"in": index, "out": f"out{index}", "partial": f"out{index}"}.get(array, f"s{index}")
 
 
@@ -290,6 +293,8 @@ def traced(name: str, block: int | None = None, elements: int | None = None) -> 
     kernel = _try.Kernel.of(Path(name)) if name.endswith((".cu", ".cpp", ".cuh")) else None
     if kernel is None and name not in _emulate.rung_files():
         raise ValueError(f"no rung {name} that can be emulated: {_emulate.COMMAND} lists them")
+    if kernel is None and block and block & (block - 1):
+        raise ValueError(f"--block: {block} is no power of two, and the tree of a rung needs one, such as 8 or 32")
     program = kernel.build() if kernel else _emulate.build_rungs([name])
     if elements is None and name in ("multi_element", "multi_element_partials", "grid_stride"):
         elements = 4  # enough to see, and few enough to read
@@ -312,11 +317,17 @@ def _run(kernel, program, name, size, block, elements, trace):
 def main(options: argparse.Namespace) -> int:
     """``step NAME``."""
     found = traced(options.name, options.block, options.elements)
-    steps = steps_of(found)
     if found.fault:
         print(found.fault)
         return 1
-    print(f"{title(found)}: 3 is element 3 in global memory, s3 in shared memory")
+    steps = steps_of(found)
+    if not steps:
+        blocks = ", ".join(map(str, found.blocks))
+        print(f"{found.name}: it takes blocks of {blocks}" if blocks else f"{found.name}: it touches no memory")
+        return 1
+    names = {name for step in steps for action in step.actions for name in [*action.operands, action.to]}
+    outside = ", ? outside of its arrays" if "?" in names else ""
+    print(f"{title(found)}: 3 is element 3 in global memory, s3 in shared memory{outside}")
     print("\n".join(listing(found, steps)))
     if not found.right:
         print(f"The sum is wrong: {found.found:g}, and right is {found.wanted:g}.")

@@ -2,7 +2,7 @@
 
 Six things change, and nothing else:
 
-    kernel<<<blocks, threads>>>(x, out);    ::emulate::launch("kernel", {blocks, threads}, [&] { kernel(x, out); });
+    kernel<<<blocks, threads>>>(x, out);    emulate::launch("kernel", {blocks, threads}, [&] { kernel(x, out); });
     __shared__ float values[1024];          auto& values = *static_cast<...*>(::emulate::shared(7, ...));
     __device__ float partial[64];           static auto& partial = *static_cast<...*>(::emulate::device(...));
     if (tid < stride) x[tid] += ...;        if (EMULATE_TEST(8, 0, tid < stride)) { begin(8); x[tid] += ...; end(8); }
@@ -258,7 +258,7 @@ def translate(text: str, file: str, first: int = 1, watched: bool = False) -> Tr
         callee = text[begin : found.start()].strip()
         shape, arguments = text[found.end() : end_of_shape], text[opening.end() : close]
         name = re.match(r"[\w:]+", callee)[0].rpartition(":")[2]
-        call = f'::emulate::launch("{name}", {{{shape}}}, [&] {{ {callee}({arguments}); }})'
+        call = f'emulate::launch("{name}", {{{shape}}}, [&] {{ {callee}({arguments}); }})'
         edits.append((begin, close + 1, call))
 
     for found in re.finditer(r"^[ \t]*#pragma[ \t]+unroll[^\n]*", code, re.MULTILINE):

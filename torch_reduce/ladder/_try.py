@@ -200,7 +200,13 @@ EXPLAINED = {
     "no matching function for call to .atomic(Max|Min)": (
         "CUDA has atomicMax and atomicMin of integers alone. Join floats by atomicCAS in a loop, or leave one a block."
     ),
-    "expected|template argument": (
+    r"call to .launch\(": (
+        "A launch says how many blocks there are, and how many threads: `mine<<<blocks, threads>>>(in, out, n);`."
+    ),
+    "no match for .operator.*dim3": (
+        "threadIdx, blockIdx, blockDim and gridDim have three numbers each: the first one is threadIdx.x."
+    ),
+    "expected|template argument|function-definition is not allowed": (
         "A sign is missing or too many, here or at the end of the line before: a semicolon, a bracket or a brace."
     ),
 }
@@ -215,7 +221,7 @@ def explained(error: str, file: Path) -> str:
     said: dict[int, str] = {}
     for name, line, text in re.findall(r"^(.+?):(\d+):(?:\d+:)? (?:fatal )?error: +(.+)$", error, re.MULTILINE):
         if name == str(file) and 0 < int(line) <= len(source):
-            said.setdefault(int(line), text)
+            said.setdefault(int(line), re.sub(r" before .emulate.$", "", text))
     if not said:
         return error
     lines = []
@@ -423,14 +429,24 @@ def timing_source_of(rung: str, elements: int) -> str:
 
 def time_on_gpu(kernel: Kernel, elements: int, beside: str | None = None) -> str:
     """A sentence: the kernel's time on the GPU, or why there is none; with the time of the rung `beside`, if given."""
-    found = _time(timing_source(kernel, elements), kernel.text)
+    found = times(kernel, elements)
     if isinstance(found, str):
         return f"time: {found}"
     text = f"time: {found[0]} µs for 2^24 elements, {found[1]} GB/s (blocks of 512, cold caches, median of 21)."
     if not beside:
         return text
-    other = _time(timing_source_of(beside, 16), "")
+    other = times_of(beside, 16)
     return f"{text}\n{beside}: " + (other if isinstance(other, str) else f"{other[0]} µs, {other[1]} GB/s.")
+
+
+def times(kernel: Kernel, elements: int) -> tuple[str, str] | str:
+    """µs and GB/s of a kernel on the GPU with 2^24 elements, or why they are not known."""
+    return _time(timing_source(kernel, elements), kernel.text)
+
+
+def times_of(rung: str, elements: int) -> tuple[str, str] | str:
+    """The same of a rung as in :func:`timing_source_of`."""
+    return _time(timing_source_of(rung, elements), "")
 
 
 def _time(text: str, version: str) -> tuple[str, str] | str:
@@ -475,8 +491,8 @@ def hint(run: _emulate.Emulated, halves: bool) -> str:
     if run.fault:
         return "it stops"
     if run.wanted and abs(run.found / run.wanted - 0.5) < 0.02 and halves:
-        return f"{run.found:g}, about half of {run.wanted:g}"
-    return f"{run.found:g}, and right is {run.wanted:g}"
+        return f"{run.found:,.9g}, about half of {run.wanted:,.9g}"
+    return f"{run.found:,.9g}, and right is {run.wanted:,.9g}"
 
 
 def report(verdict: Verdict) -> list[str]:

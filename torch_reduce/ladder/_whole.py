@@ -10,7 +10,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_reduce.ladder import _emulate, _figures, _translate
+from torch_reduce.ladder import _emulate, _figures, _translate, _try
 
 FIRST = Path(__file__).resolve().parent / "programs" / "sum.cu"
 SECONDS = 60
@@ -54,7 +54,10 @@ def build(file: Path) -> tuple[Path, _translate.Translation]:
         (own[1].read_text(encoding="utf-8"), "host", whole),
         (translation.text, file.stem, flags),
     ]
-    return _emulate.link(parts), translation
+    try:
+        return _emulate.link(parts), translation
+    except _emulate.CannotEmulate as error:
+        raise _emulate.CannotEmulate(_try.explained(str(error), file)) from None
 
 
 def run(file: Path, arguments: list[str] | None = None) -> Ran:

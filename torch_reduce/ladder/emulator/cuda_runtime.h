@@ -128,25 +128,26 @@ __attribute__((no_sanitize("thread"))) T change(T* where, const void* place, F f
 
 }  // namespace emulate
 
-#define __syncthreads() ::emulate::block_barrier(__LINE__)
-#define __syncwarp(...) ::emulate::warp_barrier(::emulate::mask_of(__VA_ARGS__), __LINE__)
-#define __threadfence() ::emulate::fence()
-#define __threadfence_block() ::emulate::fence()
-#define __threadfence_system() ::emulate::fence()
-#define __syncthreads_count(value) ::emulate::vote(__LINE__, (value) != 0)
+// Without :: in front, what follows a forgotten semicolon is no part of a name, and compilers say so.
+#define __syncthreads() emulate::block_barrier(__LINE__)
+#define __syncwarp(...) emulate::warp_barrier(::emulate::mask_of(__VA_ARGS__), __LINE__)
+#define __threadfence() emulate::fence()
+#define __threadfence_block() emulate::fence()
+#define __threadfence_system() emulate::fence()
+#define __syncthreads_count(value) emulate::vote(__LINE__, (value) != 0)
 #define __syncthreads_or(value) (::emulate::vote(__LINE__, (value) != 0) != 0)
 #define __syncthreads_and(value) (::emulate::vote(__LINE__, (value) == 0) == 0)
-#define __shfl_down_sync(...) ::emulate::shuffle_down(__LINE__, __VA_ARGS__)
-#define __shfl_up_sync(...) ::emulate::shuffle_up(__LINE__, __VA_ARGS__)
-#define __shfl_xor_sync(...) ::emulate::shuffle_xor(__LINE__, __VA_ARGS__)
-#define __shfl_sync(...) ::emulate::shuffle_from(__LINE__, __VA_ARGS__)
+#define __shfl_down_sync(...) emulate::shuffle_down(__LINE__, __VA_ARGS__)
+#define __shfl_up_sync(...) emulate::shuffle_up(__LINE__, __VA_ARGS__)
+#define __shfl_xor_sync(...) emulate::shuffle_xor(__LINE__, __VA_ARGS__)
+#define __shfl_sync(...) emulate::shuffle_from(__LINE__, __VA_ARGS__)
 #define __activemask() 0xffffffffu
-#define __ballot_sync(...) ::emulate::ballot(__LINE__, __VA_ARGS__)
+#define __ballot_sync(...) emulate::ballot(__LINE__, __VA_ARGS__)
 #define __any_sync(mask, value) (::emulate::ballot(__LINE__, mask, (value) != 0) != 0)
 #define __all_sync(mask, value) (::emulate::ballot(__LINE__, mask, (value) == 0) == 0)
-#define __reduce_add_sync(mask, value) ::emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return a + b; })
-#define __reduce_min_sync(mask, value) ::emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return b < a ? b : a; })
-#define __reduce_max_sync(mask, value) ::emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return a < b ? b : a; })
+#define __reduce_add_sync(mask, value) emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return a + b; })
+#define __reduce_min_sync(mask, value) emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return b < a ? b : a; })
+#define __reduce_max_sync(mask, value) emulate::gather(__LINE__, mask, value, [](auto a, auto b) { return a < b ? b : a; })
 
 namespace emulate {
 
@@ -332,14 +333,14 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
 cudaError_t set(void* where, int value, size_t bytes, int line);
 cudaError_t last_error();
 }  // namespace emulate
-#define cudaMalloc(where, bytes)                                                                                             \
-  ::emulate::take((void**)(where), bytes, ::emulate::size_of<std::remove_pointer_t<std::remove_pointer_t<decltype(where)>>>, \
-                  #where, __LINE__)
-#define cudaFree(where) ::emulate::give_back(where, __LINE__)
-#define cudaMemcpy(...) ::emulate::copy(__VA_ARGS__, __LINE__)
-#define cudaMemset(...) ::emulate::set(__VA_ARGS__, __LINE__)
-#define cudaGetLastError() ::emulate::last_error()
-#define cudaPeekAtLastError() ::emulate::last_error()
+#define cudaMalloc(where, bytes)                                                                                           \
+  emulate::take((void**)(where), bytes, ::emulate::size_of<std::remove_pointer_t<std::remove_pointer_t<decltype(where)>>>, \
+                #where, __LINE__)
+#define cudaFree(where) emulate::give_back(where, __LINE__)
+#define cudaMemcpy(...) emulate::copy(__VA_ARGS__, __LINE__)
+#define cudaMemset(...) emulate::set(__VA_ARGS__, __LINE__)
+#define cudaGetLastError() emulate::last_error()
+#define cudaPeekAtLastError() emulate::last_error()
 inline const char* cudaGetErrorString(cudaError_t error) { return error ? "invalid argument" : "no error"; }
 #else
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }

@@ -80,9 +80,10 @@ constexpr size_t kMostEvents = 1 << 20;                            // kept at a 
 
 struct Array {
   std::string name;
-  size_t begin, bytes, element;  // begin: an offset in the memory
-  mutable bool filled = true;    // something has been put there
-  bool taken = false;            // by cudaMalloc: to be freed
+  size_t begin, bytes, element;        // begin: an offset in the memory
+  bool taken = false;                  // by cudaMalloc: to be freed
+  mutable bool filled = false;         // then: something has been put there
+  mutable std::vector<uint8_t> holds;  // into which bytes
 };
 
 char* memory = nullptr;  // shared memory, then global memory
@@ -486,6 +487,16 @@ void check_local(const char* where, size_t size, uintptr_t place) {
   }
 }
 
+// Of an array of cudaMalloc's: bytes from `offset` on hold something from now on; the first of them that does not, or the end.
+void put(const Array& array, size_t offset, size_t bytes) {
+  array.filled = true;
+  std::fill_n(array.holds.begin() + static_cast<int64_t>(offset - array.begin), bytes, 1);
+}
+size_t first_empty(const Array& array, size_t offset, size_t bytes) {
+  const auto begin = array.holds.begin() + static_cast<int64_t>(offset - array.begin);
+  return offset + static_cast<size_t>(std::find(begin, begin + static_cast<int64_t>(bytes), 0) - begin);
+}
+
 void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t place) {
   if (!memory || (!current && !whole)) return;
   const size_t offset = static_cast<size_t>(static_cast<const char*>(where) - memory);
@@ -513,10 +524,11 @@ void note(const void* where, size_t size, bool writes, bool atomic, uintptr_t pl
     }
     if (writes && wrong_accesses.size() > 20) fault("too many writes outside of arrays", place);
   } else {
-    if (!shared && !array->filled && !writes)
+    if (array->taken && writes) put(*array, offset, size);
+    if (array->taken && !writes && first_empty(*array, offset, size) < offset + size)
       wrong_access(place, "not filled",
-                   whose_turn() + " reads " + name_of(offset) + ", and nothing has been copied or written to " + array->name);
-    array->filled |= writes;
+                   whose_turn() + " reads " + name_of(offset) + ", and nothing has been copied or written " +
+                       (array->filled ? "there" : "to " + array->name));
     if (shared && !writes) {
       bool known = true;
       for (size_t i = 0; i < size; ++i) known &= written[offset + i];
@@ -784,15 +796,29 @@ size_t room(const void* where) {
 
 void* take(size_t bytes, size_t element, const char* name) {
   void* where = allocate(bytes, element, name);
-  global_arrays.back().filled = false;
   global_arrays.back().taken = true;
+  global_arrays.back().holds.assign(bytes, 0);
   std::memset(where, 0xff, bytes);  // as floats: not a number
   return where;
 }
 
-void fill(const void* where) {
-  if (const Array* array = find(global_arrays, static_cast<size_t>(static_cast<const char*>(where) - memory)))
-    array->filled = true;
+void fill(const void* where, size_t bytes) {
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(where) - memory);
+  if (const Array* array = find(global_arrays, offset); array && array->taken) put(*array, offset, bytes);
+}
+
+std::string empty_elements(const void* where, size_t bytes) {
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(where) - memory);
+  const Array* array = find(global_arrays, offset);
+  if (!array || !array->taken) return "";
+  size_t count = 0, first = 0;
+  for (size_t at = first_empty(*array, offset, bytes); at < offset + bytes; ++count) {
+    if (!count) first = at;
+    const size_t behind = at + array->element - (at - array->begin) % array->element;  // the next element
+    at = behind < offset + bytes ? first_empty(*array, behind, offset + bytes - behind) : behind;
+  }
+  if (!count) return "";
+  return name_of(first) + (count > 1 ? " and " + std::to_string(count - 1) + " more of its elements" : "");
 }
 
 bool release(void* where) {

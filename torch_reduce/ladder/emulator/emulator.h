@@ -20,11 +20,12 @@ void* allocate(size_t bytes, size_t element, const char* name);
 
 // A whole program runs, its host's side too: each side must keep to its own memory. See host.cpp.
 extern bool whole;
-void* take(size_t bytes, size_t element, const char* name);  // global memory that holds nothing yet, as cudaMalloc's
-size_t room(const void* where);                              // bytes of its array from here to the end; 0 outside of all
-void fill(const void* where);                                // its array holds something from now on
-bool release(void* where);                                   // frees what `take` gave; false if it gave nothing here
-std::vector<std::string> arrays();                           // the names of those that are not freed
+void* take(size_t bytes, size_t element, const char* name);   // global memory that holds nothing yet, as cudaMalloc's
+size_t room(const void* where);                               // bytes of its array from here to the end; 0 outside of all
+void fill(const void* where, size_t bytes);                   // they hold something from now on
+std::string empty_elements(const void* where, size_t bytes);  // which of them hold nothing: "x[3] and 7 more of its elements"
+bool release(void* where);                                    // frees what `take` gave; false if it gave nothing here
+std::vector<std::string> arrays();                            // the names of those that are not freed
 void complain(const std::string& text, int line);
 
 // What the first launch did, then what is wrong with any of them, as members of a JSON object.

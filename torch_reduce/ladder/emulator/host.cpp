@@ -69,15 +69,17 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
       return refuse(text + " has " + std::to_string(here) + " bytes left, and " + std::to_string(bytes) + " are asked for",
                     line);
   }
+  if (const std::string empty = from_device ? empty_elements(from, bytes) : ""; !empty.empty())
+    complain("cudaMemcpy copies " + empty + ", and nothing has been copied or written there", line);
   std::memcpy(to, from, bytes);
-  if (to_device) fill(to);
+  if (to_device) fill(to, bytes);
   return cudaSuccess;
 }
 
 cudaError_t set(void* where, int value, size_t bytes, int line) {
   if (room(where) < bytes) return refuse("cudaMemset: the pointer has " + std::to_string(room(where)) + " bytes", line);
   std::memset(where, value, bytes);
-  fill(where);
+  fill(where, bytes);
   return cudaSuccess;
 }
 

@@ -1,4 +1,4 @@
-// Rung 37, cub. Chapter 6: where it leads.
+// Rung 38, cub. Chapter 6: where it leads.
 //
 // threads   CUB's DeviceReduce: vectors of some elements a thread as tuned for the GPU, warps by shuffles, blocks by shared
 //           memory, a second kernel of one block for the blocks' results.

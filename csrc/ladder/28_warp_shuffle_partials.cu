@@ -1,4 +1,4 @@
-// Rung 27, warp_shuffle_partials. Chapter 4: the modern steps.
+// Rung 28, warp_shuffle_partials. Chapter 4: the modern steps.
 //
 // threads   As warp_shuffle.
 // idea      Each block writes its result to a place of its own, as in shared_partials.

@@ -1,4 +1,4 @@
-// Rung 33, math_kernel4. Chapter 5: divergence itself.
+// Rung 34, math_kernel4. Chapter 5: divergence itself.
 //
 // threads   As math_kernel2.
 // idea      A shift and a mask instead of a division and a remainder.

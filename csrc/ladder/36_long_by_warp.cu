@@ -1,4 +1,4 @@
-// Rung 35, long_by_warp. Chapter 5: divergence itself.
+// Rung 36, long_by_warp. Chapter 5: divergence itself.
 //
 // threads   A thread an element: the threads of even warps walk to 100 in many dependent steps, those of odd warps to
 //           200.

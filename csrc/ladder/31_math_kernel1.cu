@@ -1,4 +1,4 @@
-// Rung 30, math_kernel1. Chapter 5: divergence itself.
+// Rung 31, math_kernel1. Chapter 5: divergence itself.
 //
 // threads   A thread an element: 100 in even threads, 200 in odd ones.
 // idea      Neighbouring threads take different branches.

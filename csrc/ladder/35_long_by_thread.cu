@@ -1,4 +1,4 @@
-// Rung 34, long_by_thread. Chapter 5: divergence itself.
+// Rung 35, long_by_thread. Chapter 5: divergence itself.
 //
 // threads   A thread an element: even threads walk to 100 in many dependent steps, odd ones to 200.
 // idea      math_kernel1's condition around bodies too long to predicate: two loops, whose length is known only at run

@@ -1,4 +1,4 @@
-// Rung 38, torch_sum. Chapter 6: where it leads.
+// Rung 39, torch_sum. Chapter 6: where it leads.
 //
 // threads   PyTorch's Reduce.cuh: vectors of four elements a thread, warps by shuffles, blocks by shared memory, the grid by a
 //           semaphore that lets the last block join the others' results.

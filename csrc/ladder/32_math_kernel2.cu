@@ -1,4 +1,4 @@
-// Rung 31, math_kernel2. Chapter 5: divergence itself.
+// Rung 32, math_kernel2. Chapter 5: divergence itself.
 //
 // threads   A thread an element: 100 in even warps, 200 in odd ones.
 // idea      Whole warps take one side: the same work, cut along warps, so that no warp diverges.

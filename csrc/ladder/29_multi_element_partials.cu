@@ -1,4 +1,4 @@
-// Rung 28, multi_element_partials. Chapter 4: the modern steps.
+// Rung 29, multi_element_partials. Chapter 4: the modern steps.
 //
 // threads   As multi_element; N = 1, 2, 4, 8, 16, 32.
 // idea      Each block writes its result to a place of its own, as in shared_partials.

@@ -1,4 +1,4 @@
-// Rung 36, engine. Chapter 6: where it leads.
+// Rung 37, engine. Chapter 6: where it leads.
 //
 // threads   Whole 16-byte vectors, eight in flight a thread; a warp joins in registers, a block in shared memory, the grid in a
 //           second, small kernel: docs/design.md.

@@ -1,4 +1,4 @@
-// Rung 39, fixed_point. Chapter 6: where it leads.
+// Rung 40, fixed_point. Chapter 6: where it leads.
 //
 // threads   A block takes one element a thread, and then the next ones; at its end a thread takes a digit.
 // idea      Add integers: a float is an integer times a power of two, and integers lose nothing. A sum is a number of ten

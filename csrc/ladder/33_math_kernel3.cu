@@ -1,4 +1,4 @@
-// Rung 32, math_kernel3. Chapter 5: divergence itself.
+// Rung 33, math_kernel3. Chapter 5: divergence itself.
 //
 // threads   As math_kernel1.
 // idea      Two ifs on a predicate instead of if and else, so that the compiler predicates instructions and jumps

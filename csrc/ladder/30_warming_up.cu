@@ -1,4 +1,4 @@
-// Rung 29, warming_up. Chapter 5: divergence itself.
+// Rung 30, warming_up. Chapter 5: divergence itself.
 //
 // threads   A thread an element: 100 in even warps, 200 in odd ones.
 // idea      A kernel to run first, so that what a first launch costs is not mistaken for the next kernel's time.
