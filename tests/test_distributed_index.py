@@ -44,6 +44,7 @@ TENSORS = {
     "rows": lambda name: data([N, COLUMNS], name, 1),
     "columns": lambda name: data([COLUMNS, N], name, 1),
     "entries": lambda name: data([N], name, 2),
+    "head": lambda name: data([N, 1], "float32" if name == "bfloat16" else name, 6),
     "weight": lambda name: data([N], "float32" if name == "bfloat16" else name, 3),
     "table": lambda name: data([SIZE, COLUMNS], name, 4),
     "vector": lambda name: data([SIZE], name, 5),
@@ -62,6 +63,18 @@ CASES = {
     "index_sum of numbers": Case(lambda x, i: T.index_sum(x, i, SIZE), ["entries"]),
     "index_sum with weights": Case(lambda x, w, i: T.index_sum(x, i, SIZE, weight=w), ["rows", "weight"]),
     "index_sum by plan": Case(lambda x, w, i: T.index_sum(x, T.index_plan(i, SIZE), weight=w), ["rows", "weight"]),
+    "index_sum with heads": Case(lambda x, w, i: T.index_sum(x, i, SIZE, weight=w), ["rows", "head"]),
+    "index_sum with a weight for each element": Case(
+        lambda x, w, i: T.index_sum(x, i, SIZE, weight=w), ["rows", "rows"]
+    ),
+    "gather_sum": Case(lambda x, i: T.gather_sum(x, i, i.flip(0), SIZE), ["table"]),
+    "gather_sum with weights": Case(
+        lambda x, w, i: T.gather_sum(x, i, i.flip(0), SIZE, weight=w), ["table", "weight"]
+    ),
+    "gather_sum by plan": Case(
+        lambda x, w, i: T.gather_sum(x, T.gather_plan(i, i.flip(0), SIZE, SIZE), weight=w), ["table", "rows"]
+    ),
+    "gather_amax": Case(lambda x, i: T.gather_amax(x, i, i.flip(0), SIZE), ["table"]),
     "index_mean": Case(lambda x, i: T.index_mean(x, i, SIZE), ["rows"]),
     "index_amax": Case(lambda x, i: T.index_amax(x, i, SIZE), ["rows"]),
     "index_amin by plan": Case(lambda x, i: T.index_amin(x, T.index_plan(i, SIZE), dim=1), ["columns"], dim=1),
@@ -101,6 +114,7 @@ CASES = {
 OPERATORS = {
     "index_sum": lambda x, i: OPS.index_sum(x, i, SIZE),
     "index_sum with weights": lambda x, w, i: OPS.index_sum(x, i, SIZE, weight=w),
+    "gather_sum": lambda x, i: OPS.gather_sum(x, i, i.flip(0), SIZE),
     "index_mean": lambda x, i: OPS.index_mean(x, i, SIZE),
     "index_amax": lambda x, i: OPS.index_amax(x, i, SIZE),
     "index_add": lambda x, y, i: OPS.index_add(x, 0, i, y, alpha=2),
@@ -434,6 +448,8 @@ def refused_shards(group):
         ("index_sum", "source", 0, lambda: T.index_sum(rows, index, 8)),
         ("index_sum", "source", 1, lambda: T.index_sum(columns, index[:4], 8, 1)),
         ("index_mean", "source", 0, lambda: T.index_mean(rows, index, 8)),
+        ("gather_sum", "x", 0, lambda: T.gather_sum(rows, index, index, 8)),
+        ("gather_mean", "data", 0, lambda: T.gather_mean(rows, T.gather_plan(index, index, 8, 8))),
         ("index_amax", "source", 0, lambda: T.index_amax(rows, index, 8)),
         ("index_amin", "data", 0, lambda: T.index_amin(rows, T.index_plan(index, 8))),
         ("index_sum", "source", 0, lambda: OPS.index_sum(rows, index, 8)),
