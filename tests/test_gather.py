@@ -1,6 +1,7 @@
 """Message passing: gather_sum and its kin have the bits of the composition, by the model, without its messages."""
 
 import copy
+import math
 import pickle
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -242,6 +244,22 @@ def test_extrema_as_the_composition(device):
     (shares,) = gradients(lambda m: torch_reduce.index_amax(m, target, 900), [x[source]], grad)
     (found,) = gradients(lambda x: torch_reduce.gather_amax(x, source, target, 900), [x], grad)
     assert_same_bits(found, expected("sum", shares, source, 300, 0))
+
+
+def test_lists_of_segments(device):
+    """The operators below take lists without numbers of edges, and entries outside of all outputs, with derivatives."""
+    rows, ends = torch.tensor([3, 0, 2, 3, 1, 0, 2], device=device), torch.tensor([1, 3, 6], device=device)
+    x = torch.tensor([[1.0, 8.0], [4.0, 3.0], [2.0, 5.0], [7.0, 6.0]], dtype=torch.float64, device=device)
+    weight = torch.linspace(1, 2, 7, dtype=torch.float64, device=device).requires_grad_()
+    for name in ("sum", "mean", "amax", "amin"):
+        operator = getattr(torch.ops.gpureduce, f"_gather_{name}")
+        assert gradcheck(lambda x, f=operator: f(x, rows, ends), [x.requires_grad_()], check_forward_ad=True)
+        assert gradgradcheck(lambda x, f=operator: f(x, rows, ends), [x])
+    for shape in ((7,), (7, 1), (7, 2)):
+        weights = (weight.detach()[:, None] * torch.ones(2, device=device)).flatten()[: math.prod(shape)].view(shape)
+        given = [x, weights.requires_grad_()]
+        assert gradcheck(lambda x, w: torch.ops.gpureduce._gather_sum(x, rows, ends, w), given, check_forward_ad=True)
+        assert gradgradcheck(lambda x, w: torch.ops.gpureduce._gather_sum(x, rows, ends, w), given)
 
 
 def test_no_messages(device):

@@ -284,22 +284,25 @@ Numbers numbers_of(const Tensor& offsets, const c10::SymInt& entries) {
   return {number, number.lt(0).logical_or(number.ge(count))};
 }
 
-// The row and the output of each edge, in the order of the edges; and which edges have no output. Without offsets none is so.
+// The row and the output of each edge, in the order of the edges. An output is undefined where it has the edge's number.
+// outside: which entries have no output. It stays undefined for a list with edges: all its entries have outputs, or dots()
+// reads the other list.
 struct Ends { Tensor rows, outputs, outside; };
 Ends ends_of(const Edges& list) {
   const c10::SymInt entries = list.rows.sym_size(0);
   Ends ends{list.rows, {}, {}};
   if (list.offsets.defined()) {
     const Numbers found = numbers_of(list.offsets, entries);
-    ends.outputs = found.number.masked_fill(found.outside, 0);
-    ends.outside = found.outside;
-  } else {
-    ends.outputs = at::arange(entries, list.rows.options());
+    ends.outputs = found.number;
+    if (!list.edges.defined()) {
+      ends.outputs = found.number.masked_fill(found.outside, 0);
+      ends.outside = found.outside;
+    }
   }
   if (!list.edges.defined()) return ends;
   const Tensor entry = std::get<0>(index_plan_operator().call(list.edges, entries));  // of each edge
-  for (Tensor* each : {&ends.rows, &ends.outputs, &ends.outside})
-    if (each->defined()) *each = each->index_select(0, entry);
+  ends.rows = ends.rows.index_select(0, entry);
+  ends.outputs = ends.outputs.defined() ? ends.outputs.index_select(0, entry) : entry;
   return ends;
 }
 
@@ -309,7 +312,7 @@ Edges sorted_by_rows(const Edges& forward, const c10::SymInt& size) {
   const auto plan = [&](const Tensor& rows, const c10::SymInt& count) { return index_plan_operator().call(rows, count); };
   if (!ends.outside.defined()) {
     const auto [order, offsets] = plan(ends.rows, size);
-    return {ends.outputs.index_select(0, order), offsets, order};
+    return {ends.outputs.defined() ? ends.outputs.index_select(0, order) : order, offsets, order};
   }
   // Entries outside of all outputs get a row of their own, the last one, which nobody reads.
   const auto [order, offsets] = plan(at::where(ends.outside, size, ends.rows), size + 1);
@@ -320,8 +323,9 @@ Edges sorted_by_rows(const Edges& forward, const c10::SymInt& size) {
 struct Apart { Edges read, forward, back; };
 Apart apart(const Edges& list) {
   const Ends ends = ends_of(list);
-  const Tensor order = list.edges.defined() ? list.edges : at::arange(list.rows.sym_size(0), list.rows.options());
-  return {{ends.rows, {}, {}}, {order, list.offsets, order}, {ends.outputs, {}, {}}};
+  const Tensor all = at::arange(list.rows.sym_size(0), list.rows.options());
+  const Tensor order = list.edges.defined() ? list.edges : all;
+  return {{ends.rows, {}, {}}, {order, list.offsets, order}, {ends.outputs.defined() ? ends.outputs : all, {}, {}}};
 }
 
 // The dims along which a row's elements share a weight.
@@ -338,21 +342,16 @@ Tensor dots(const Tensor& data, const Tensor& grad, const Edges& forward, const 
   const auto rows = [&](const Tensor& x, const Tensor& numbers) {
     return along(x, {}, {numbers, {}, {}}, {}, dim, x.scalar_type());
   };
-  Tensor there, here, outside;
-  if (back.rows.defined() && !back.offsets.defined() && !back.edges.defined()) {  // rows are edges
-    there = rows(grad, back.rows);
-    here = data;
-  } else {
-    const Ends ends = ends_of(forward);
-    there = rows(data, ends.rows);
-    here = forward.offsets.defined() || forward.edges.defined() ? rows(grad, ends.outputs) : grad;
-    outside = ends.outside;
-  }
+  const bool from_back = forward.edges.defined() && back.rows.defined() && !back.edges.defined();
+  const Tensor &far = from_back ? grad : data, &near = from_back ? data : grad;
+  const Ends ends = ends_of(from_back ? back : forward);
+  const Tensor there = rows(far, ends.rows), here = ends.outputs.defined() ? rows(near, ends.outputs) : near;
   const bool keepdim = keeps || shared.empty();
   Tensor result = shared.empty()
                       ? weighted_sum_operator().call(there.unsqueeze(-1), here.unsqueeze(-1), at::IntArrayRef(-1), false, dtype)
                       : weighted_sum_operator().call(there, here, shared, keepdim, dtype);
-  return outside.defined() ? result.masked_fill(gpureduce::along(outside, keepdim ? dim : 0, result.dim()), 0) : result;
+  if (!ends.outside.defined()) return result;
+  return result.masked_fill(gpureduce::along(ends.outside, keepdim ? dim : 0, result.dim()), 0);
 }
 
 // The facts that a backward pass needs.

@@ -436,8 +436,12 @@ def lists_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> li
             both = f"{meshes[other]}, {meshes[first]}"
             raise ValueError(f"{title}(): '{other}' is on another mesh than '{first}': {both}")
     found = [everywhere(one) if isinstance(one, DTensor) else one for one in lists.values()]
-    # Outside of the mesh a rank has no list, and a DTensor tells its shape.
-    return [_local(one) if isinstance(one, DTensor) and _inside(one) else one for one in found]
+    return [_list_of(one) if isinstance(one, DTensor) else one for one in found]
+
+
+def _list_of(x: DTensor) -> Any:
+    """What this rank has of a list; outside of the mesh, where it has none, one that tells its shape."""
+    return _local(x) if _inside(x) else torch.zeros(tuple(x.shape), dtype=x.dtype, device=x.device)
 
 
 def _beside(weight: DTensor, placements: Sequence[Placement]) -> list[Placement]:
