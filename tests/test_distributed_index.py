@@ -414,9 +414,9 @@ def along_another_dim(group, names):
         case = CASES[name]
         tensors, lists = case.given()
         lists = [one.to(here()) for one in lists]
-        cuts = [
-            x.tensor_split(world, 1 - case.dim)[rank] if x.dim() > 1 and x.size(1 - case.dim) > 1 else x for x in tensors
-        ]
+        can = [x.dim() > 1 and x.size(1 - case.dim) > 1 for x in tensors]
+        pairs = zip(tensors, can, strict=True)
+        cuts = [x.tensor_split(world, 1 - case.dim)[rank] if one else x for x, one in pairs]
         if name.startswith("scatter"):  # what this rank has of the index, too
             lists = [one.tensor_split(world, 1)[rank] for one in lists]
         weighted = name.startswith(("index_sum", "gather"))  # whose second tensor is no Shard, and has no gradient
