@@ -104,13 +104,18 @@ def plain_layers(reduce):
 
 
 class Propagate:
-    """Stands for `propagate` of a torch_geometric layer whose messages are rows of x, or x times alpha or a weight.
+    """Stands for `propagate` of a torch_geometric layer: `layer.propagate = Propagate(layer, reduce)` is all.
 
-    `layer.propagate = Propagate(layer, reduce)` is all: SAGEConv, GINConv, GraphConv, GCNConv and GATConv call it.
+    The layer is one of LAYERS, whose messages are rows of x, or these times a weight or alpha. What is registered for
+    messages (hooks, explainers) is not called.
     """
 
+    LAYERS = ("SAGEConv", "GINConv", "GraphConv", "GCNConv", "GATConv")
+
     def __init__(self, layer, reduce):
-        self.kind = {"add": "sum", "max": "amax", "min": "amin"}.get(layer.aggr, layer.aggr)
+        if type(layer).__name__ not in self.LAYERS:
+            raise TypeError(f"Propagate knows the messages of {', '.join(self.LAYERS)}, not of {type(layer).__name__}")
+        self.kind = {"sum": "sum", "add": "sum", "mean": "mean", "max": "amax", "min": "amin"}[layer.aggr]
         self.reduce, self.sorted = reduce, {}
 
     def __call__(self, edge_index, x, size=None, edge_weight=None, alpha=None):
