@@ -66,12 +66,14 @@ KINDS |= {"residual": "tensor?", "eps": "float", "padding_idx": "int?", "mode": 
 KINDS |= {"weights": "tensor?", "minlength": "int", "other": "tensor", "tensors": "tensors", "parameters": "tensors"}
 KINDS |= {"norm_type": "float", "max_norm": "float", "function": "str", "nan_is_zero": "bool", "state": "tensor"}
 KINDS |= {"reduce": "str", "include_self": "bool", "include_last_offset": "bool"}
-KINDS |= {"divisor": "number?", "z_loss": "float", "count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
+KINDS |= {"x": "tensor", "rows": "int?", "divisor": "number?", "z_loss": "float"}
+KINDS |= {"count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
 
 MATRIX, VECTOR = of(2, 3), of(2)
 OF_DIMS = dict(input=MATRIX, dim=1)
 OF_SEGMENTS = dict(data=MATRIX, offsets=longs(0, 1, 2))
 OF_INDICES = dict(source=MATRIX, index=longs(0, 1), size=2)
+OF_EDGES = dict(x=MATRIX, source=longs(0, 1), target=longs(0, 1), size=2)
 ADDED = dict(input=MATRIX, dim=0, index=longs(0, 1), source=MATRIX)
 STATE = lambda device: torch_reduce.exact.partial(torch.ones(2, device=device))  # noqa: E731
 # A call of each function that raises nothing.
@@ -81,10 +83,12 @@ for each in ("sum", "mean", "prod", "amax", "amin", "logsumexp", "softmax"):
     CALLS[f"segment_{each}"] = OF_SEGMENTS
 for each in ("sum", "mean", "amax", "amin"):
     CALLS[f"index_{each}"] = OF_INDICES
+    CALLS[f"gather_{each}"] = OF_EDGES
 CALLS |= {
     "weighted_sum": dict(input=MATRIX, weight=MATRIX, dim=1),
     "dot": dict(input=VECTOR, other=VECTOR),
     "index_plan": dict(index=longs(0, 1), size=2),
+    "gather_plan": dict(source=longs(0, 1), target=longs(0, 1), size=2),
     "index_add": ADDED,
     "index_add_": ADDED,
     "index_reduce": dict(**ADDED, reduce="mean"),
@@ -114,14 +118,15 @@ OTHERS = {
     ("embedding_bag", "weight"): "tensor",
     ("embedding_bag", "offsets"): "tensor?",
 }
-OTHERS |= {(name, "dim"): "int" for name in CALLS if name.startswith(("segment", "index", "scatter"))}
+OTHERS |= {(name, "dim"): "int" for name in CALLS if name.startswith(("segment", "index", "scatter", "gather"))}
 OTHERS |= {(name, "dim"): "int" for name in ("softmax", "log_softmax", "log_prob")}
 OTHERS |= {(f"index_{name}", "index"): "plan" for name in ("sum", "mean", "amax", "amin")}
 OTHERS |= {(f"index_{name}", "size"): "int" for name in ("sum", "mean", "amax", "amin")}
+OTHERS |= {(f"gather_{name}", "source"): "plan" for name in ("sum", "mean", "amax", "amin")}
 OTHERS |= {("rms_norm", "eps"): "float?"}
 # Tensors of arguments that may be left out.
 LIKE = {"weight": of(3), "bias": of(3), "weights": VECTOR, "per_sample_weights": VECTOR, "residual": MATRIX}
-LIKE_IN = {("index_sum", "weight"): VECTOR}
+LIKE_IN = {("index_sum", "weight"): VECTOR, ("gather_sum", "weight"): VECTOR}
 # Not arguments of one call: ranks, and what torch's function ignores.
 APART = {"group", "places", "foreach", "error_if_nonfinite"}
 # tune needs a GPU; the others take functions, names and modules.

@@ -220,6 +220,7 @@ WIDENED_ON_CUDA = {
 }
 KEPT = {
     "index_sum": lambda x, w: torch_reduce.index_sum(x, _target(x), 5),
+    "gather_sum": lambda x, w: torch_reduce.gather_sum(x, _target(x), _target(x), 5),
     "index_mean": lambda x, w: torch_reduce.index_mean(x, _target(x), 5),
     "index_amax": lambda x, w: torch_reduce.index_amax(x, _target(x), 5),
 }

@@ -44,12 +44,14 @@ TENSORS = {
     "rows": lambda name: data([N, COLUMNS], name, 1),
     "columns": lambda name: data([COLUMNS, N], name, 1),
     "entries": lambda name: data([N], name, 2),
+    "head": lambda name: data([N, 1], "float32" if name == "bfloat16" else name, 6),
     "weight": lambda name: data([N], "float32" if name == "bfloat16" else name, 3),
     "table": lambda name: data([SIZE, COLUMNS], name, 4),
     "vector": lambda name: data([SIZE], name, 5),
 }
 LISTS = {
     "index": lambda: index_of(N, SIZE, hot=True),
+    "target": lambda: index_of(N, SIZE, seed=5),
     "square": lambda: index_of(N, SIZE).view(50, 100),
     "offsets": lambda: torch.tensor([3, 3, 4600, 4601, N - 5], dtype=torch.int32),
     "elements": lambda: index_of(N * COLUMNS, SIZE, hot=True).view(N, COLUMNS),
@@ -62,6 +64,20 @@ CASES = {
     "index_sum of numbers": Case(lambda x, i: T.index_sum(x, i, SIZE), ["entries"]),
     "index_sum with weights": Case(lambda x, w, i: T.index_sum(x, i, SIZE, weight=w), ["rows", "weight"]),
     "index_sum by plan": Case(lambda x, w, i: T.index_sum(x, T.index_plan(i, SIZE), weight=w), ["rows", "weight"]),
+    "index_sum with heads": Case(lambda x, w, i: T.index_sum(x, i, SIZE, weight=w), ["rows", "head"]),
+    "index_sum with a weight for each element": Case(
+        lambda x, w, i: T.index_sum(x, i, SIZE, weight=w), ["rows", "rows"]
+    ),
+    "gather_sum": Case(lambda x, i, k: T.gather_sum(x, i, k, SIZE), ["table"], ["index", "target"]),
+    "gather_sum with weights": Case(
+        lambda x, w, i, k: T.gather_sum(x, i, k, SIZE, weight=w), ["table", "weight"], ["index", "target"]
+    ),
+    "gather_sum by plan": Case(
+        lambda x, w, i, k: T.gather_sum(x, T.gather_plan(i, k, SIZE, SIZE), weight=w),
+        ["table", "rows"],
+        ["index", "target"],
+    ),
+    "gather_amax": Case(lambda x, i, k: T.gather_amax(x, i, k, SIZE), ["table"], ["index", "target"]),
     "index_mean": Case(lambda x, i: T.index_mean(x, i, SIZE), ["rows"]),
     "index_amax": Case(lambda x, i: T.index_amax(x, i, SIZE), ["rows"]),
     "index_amin by plan": Case(lambda x, i: T.index_amin(x, T.index_plan(i, SIZE), dim=1), ["columns"], dim=1),
@@ -197,10 +213,11 @@ def nothing_sent(group, names):
     for name, placement, how in itertools.product(names, ("everywhere", "another dim"), ("plain", "everywhere")):
         case = CASES[name]
         tensors, lists = case.given()
-        placements = [[R if placement == "everywhere" or x.dim() < 2 else Shard(1 - case.dim)] for x in tensors]
+        whole = [placement == "everywhere" or x.dim() < 2 or x.size(1 - case.dim) == 1 for x in tensors]
+        placements = [[R if one else Shard(1 - case.dim)] for one in whole]
         pairs = zip(tensors, placements, strict=True)
         # The gradient of a weight is a sum along the dim that is cut.
-        leaves = [cut(x, mesh, p).requires_grad_(placement == "everywhere" or x.dim() > 1) for x, p in pairs]
+        leaves = [cut(x, mesh, p).requires_grad_(placement == "everywhere" or p != [R]) for x, p in pairs]
         lists = [as_given(one, how, mesh) for one in lists]
         if not inside(mesh):
             continue
@@ -397,11 +414,15 @@ def along_another_dim(group, names):
         case = CASES[name]
         tensors, lists = case.given()
         lists = [one.to(here()) for one in lists]
-        cuts = [x.tensor_split(world, 1 - case.dim)[rank] if x.dim() > 1 else x for x in tensors]
+        can = [x.dim() > 1 and x.size(1 - case.dim) > 1 for x in tensors]
+        pairs = zip(tensors, can, strict=True)
+        cuts = [x.tensor_split(world, 1 - case.dim)[rank] if one else x for x, one in pairs]
         if name.startswith("scatter"):  # what this rank has of the index, too
             lists = [one.tensor_split(world, 1)[rank] for one in lists]
-        mine = [x.clone().to(here()).requires_grad_(x.dim() > 1) for x in cuts]
-        shards = [Cut(x, 1 - case.dim, group) if x.dim() > 1 else x for x in mine]
+        weighted = name.startswith(("index_sum", "gather"))  # whose second tensor is no Shard, and has no gradient
+        may = [x.dim() > 1 and not (weighted and i) for i, x in enumerate(cuts)]
+        mine = [x.clone().to(here()).requires_grad_(one) for x, one in zip(cuts, may, strict=True)]
+        shards = [Cut(x, 1 - case.dim, group) if one else x for x, one in zip(mine, may, strict=True)]
         call = (lambda x, y, i: T.index_add(x, 0, i, y)) if name == "index_add_" else case.call  # a Shard has no clone
         got, wanted = call(*shards, *lists), call(*mine, *lists)
         assert_same_bits(got.detach(), wanted.detach(), name)
@@ -434,6 +455,8 @@ def refused_shards(group):
         ("index_sum", "source", 0, lambda: T.index_sum(rows, index, 8)),
         ("index_sum", "source", 1, lambda: T.index_sum(columns, index[:4], 8, 1)),
         ("index_mean", "source", 0, lambda: T.index_mean(rows, index, 8)),
+        ("gather_sum", "x", 0, lambda: T.gather_sum(rows, index, index, 8)),
+        ("gather_mean", "data", 0, lambda: T.gather_mean(rows, T.gather_plan(index, index, 8, 8))),
         ("index_amax", "source", 0, lambda: T.index_amax(rows, index, 8)),
         ("index_amin", "data", 0, lambda: T.index_amin(rows, T.index_plan(index, 8))),
         ("index_sum", "source", 0, lambda: OPS.index_sum(rows, index, 8)),

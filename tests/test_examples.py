@@ -60,6 +60,7 @@ def test_all_are_here():
         "distributed",
         "first_steps",
         "graph_network",
+        "message_passing",
         "mixture_of_experts",
         "replace",
         "same_bits_cpu_gpu",
@@ -377,6 +378,60 @@ def test_graph_network_geometric_calls(example):
         module.train(module.geometric(), graph, module.SMALL["width"], steps=1)
     by_index = {name for name in calls if re.search("index|scatter|gather|put|embedding|segment|spmm", name)}
     assert by_index - {"index"} == {"index_select", "index_add", "scatter_add_", "scatter_reduce_", "gather"}
+
+
+@pytest.mark.parametrize("layers", ["plain", "geometric"])
+def test_message_passing(layers, device):
+    """Without messages a training has the same losses and gradients; so have torch_geometric's layers."""
+    if layers == "geometric":
+        pytest.importorskip("torch_geometric")
+    text = run("message_passing", "--device", device, *["--geometric"] * (layers == "geometric"))
+    assert [row[0] for row in cells(text)] == ["torch_reduce, messages", "torch_reduce, no messages"]
+    assert "all losses and gradients have the same bits" in text
+
+
+def test_message_passing_as_torch(example):
+    """The layers are what they say: a mean, a sum, and sums with shares of a softmax over each node's edges."""
+    module = example("message_passing")
+    x, ends, _ = module.make_graph(30, 400, 8, torch.device("cpu"))
+    edges = module.Edges.of(*ends, 30)
+    sage, gat, gin = module.plain_layers(module.gathered)(8, 8)
+    with torch.no_grad():
+        layers = {"sage": sage(x, edges), "gat": gat(x, edges), "gin": gin(x, edges)}
+        rows, asked = gat.project(x).view(30, 4, 2), (gat.project(x).view(30, 4, 2) * gat.ask).sum(2)
+        answered = (rows * gat.answer).sum(2)
+        for node in range(30):
+            sent = edges.source[edges.target == node]
+            torch.testing.assert_close(layers["sage"][node], sage.own(x[node]) + sage.others(x[sent].mean(0)))
+            torch.testing.assert_close(layers["gin"][node], gin.network(x[node] + x[sent].sum(0)))
+            share = torch.nn.functional.leaky_relu(asked[node] + answered[sent], 0.2).softmax(0)
+            torch.testing.assert_close(layers["gat"][node], (share[:, :, None] * rows[sent]).sum(0).flatten())
+
+
+def test_propagate(example):
+    """What stands for `propagate` gives what torch_geometric's layers give, with and without nodes without edges."""
+    pytest.importorskip("torch_geometric")
+    from torch_geometric.nn import GATConv, GCNConv, GINConv, GraphConv, SAGEConv
+
+    module = example("message_passing")
+    x, edges = torch.randn(30, 8), torch.randint(0, 28, (2, 90))
+    for layer in (
+        SAGEConv(8, 8),
+        SAGEConv(8, 8, aggr="max"),
+        SAGEConv(8, 8, aggr="sum"),
+        GATConv(8, 4, heads=2),
+        GCNConv(8, 8),
+        GINConv(torch.nn.Linear(8, 8)),
+        GraphConv(8, 8),
+    ):
+        wanted = layer(x, edges)
+        layer.propagate = module.Propagate(layer, module.gathered)
+        torch.testing.assert_close(layer(x, edges), wanted)
+    pair = (x, torch.randn(12, 8))
+    bipartite, into = SAGEConv((8, 8), 8), torch.stack([edges[0], edges[1] % 12])
+    wanted = bipartite(pair, into)
+    bipartite.propagate = module.Propagate(bipartite, module.gathered)
+    torch.testing.assert_close(bipartite(pair, into), wanted)
 
 
 def test_graph_network_without_geometric(example, monkeypatch):

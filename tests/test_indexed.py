@@ -17,7 +17,7 @@ from table import WEIGHTED
 from test_autocast import without_a_gpu
 from test_autograd import leaf
 from test_meta import opcheck
-from torch_reduce import index_plan
+from torch_reduce import gather_plan, index_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -714,10 +714,26 @@ def differentiable(device):
     base, single = leaf((4, 3), device=device, seed=2), leaf((4,), "complex128", device)
     line = leaf((6,), "complex128", device)
     reduce = torch_reduce
+    source, table = torch.tensor([0, 3, 3, 1, 0, 3], device=device), leaf((4, 2, 3), device=device)
+    edges, one_way = gather_plan(source, index, 4, 4), gather_plan(source, plain, 3)
+    edges_of_three = gather_plan(source, plain, 3, 4)
+    heads, elements = leaf((6, 2, 1), device=device, seed=4), leaf((6, 2, 3), device=device, seed=5)
     return {
         "sum": (lambda x, w: reduce.index_sum(x, index, 4, weight=w), (rows, weight)),
         "sum, plan": (lambda x, w: reduce.index_sum(x, plan, weight=w), (rows, weight)),
         "sum of a vector": (lambda x, w: reduce.index_sum(x, index, 4, weight=w), (vector, weight)),
+        "sum, heads": (lambda x, w: reduce.index_sum(x, index, 4, weight=w), (leaf((6, 2, 3), device=device), heads)),
+        "gather": (lambda x: reduce.gather_sum(x, source, index, 4), (table,)),
+        "gather, weights": (lambda x, w: reduce.gather_sum(x, edges, weight=w), (table, weight)),
+        "gather, heads": (lambda x, w: reduce.gather_sum(x, source, index, 4, weight=w), (table, heads)),
+        "gather, heads in front": (
+            lambda x, w: reduce.gather_sum(x.movedim(0, 2), edges, dim=-1, weight=w.movedim(0, 2)),
+            (table, heads),
+        ),
+        "gather, elements": (lambda x, w: reduce.gather_sum(x, edges, weight=w), (table, elements)),
+        "gather, mean": (lambda x: reduce.gather_mean(x, one_way), (table,)),
+        "gather, amax": (lambda x: reduce.gather_amax(x, source, plain, 3), (table,)),
+        "gather, amin": (lambda x: reduce.gather_amin(x.movedim(0, 1), edges_of_three, dim=1), (table,)),
         "mean": (lambda x: reduce.index_mean(x, plain, 3), (rows,)),
         "amax": (lambda x: reduce.index_amax(x, plain, 3), (rows,)),
         "amin": (lambda x: reduce.index_amin(x.t(), index_plan(plain, 3), dim=1), (rows,)),
@@ -843,6 +859,8 @@ def test_vmap_over_indices(device):
     table, source = data((6, 4), "float32", device=device), data((50, 4), "float32", device=device)
     base = data((6, 4), "float32", seed=4, device=device)
     for function in (
+        lambda i: torch_reduce.gather_sum(table, i, i.flip(0), 6),
+        lambda i: torch_reduce.gather_amax(table, i, i.flip(0), 6),
         lambda i: torch_reduce.index_sum(source, i, 6),
         lambda i: torch_reduce.index_sum(source[:, 0], i, 6),
         lambda i: torch_reduce.index_add(base, 0, i, source),
@@ -882,6 +900,8 @@ def test_compile_with_sizes(device):
         added = torch_reduce.index_add(base, 0, index, x)
         more = torch_reduce.scatter_add(base, 0, index[:, None].expand_as(x), x)
         single = torch_reduce.index_sum(x[:, 0].contiguous(), index, base.shape[0])
+        added = added + torch_reduce.gather_sum(base, index, index.flip(0), base.shape[0], weight=x)
+        added = added + torch_reduce.gather_sum(base, gather_plan(index, index, base.shape[0]), weight=x[:, :1])
         more = more + torch_reduce.index_reduce(base, 0, index, x, "mean")
         more = more * torch_reduce.scatter_reduce(base, 0, index[:, None].expand_as(x), x, "amax")
         return added, more, single, torch_reduce.embedding(index, base, 0)
@@ -901,6 +921,11 @@ def test_opcheck(device):
     opcheck(OPS.index_sum.default, (x, index, 4), dict(weight=weight))
     opcheck(OPS.index_mean.default, (x, torch.tensor([0, 1, 0, 1, 2, 2], device=device), 3))
     opcheck(OPS.index_amax.default, (x, torch.tensor([0, 1, 0, 1, 2, 2], device=device), 3))
+    edges = torch.tensor([3, 0, 2, 2, 1, 0], device=device), index
+    for heads in (None, weight, x, x[:, :1]):
+        opcheck(OPS.gather_sum.default, (base, *edges, 4), dict(weight=heads))
+    opcheck(OPS.gather_mean.default, (base, edges[0], torch.tensor([0, 1, 0, 1, 2, 2], device=device), 3))
+    opcheck(OPS.gather_amax.default, (base, edges[0], torch.tensor([0, 1, 0, 1, 2, 2], device=device), 3))
     opcheck(OPS.index_add.default, (base, 0, index, x), dict(alpha=2))
     opcheck(OPS.scatter_add.default, (base, 0, index[:, None].expand(6, 3), x))
     opcheck(OPS.scatter_add.default, (base, 0, index[:, None].repeat(1, 3), x))
@@ -923,7 +948,8 @@ def test_graphs(cuda):
     def work():
         sums = torch_reduce.index_sum(x, index, 50), torch_reduce.index_sum(x[:, 0].contiguous(), index, 50)
         added = torch_reduce.index_add(base, 0, index, x, alpha=2)
-        return *sums, added, torch_reduce.scatter_add(base, 0, index[:, None].repeat(1, 3), x)
+        sent = torch_reduce.gather_sum(base, index, index.flip(0), 50, weight=x)
+        return *sums, sent, added, torch_reduce.scatter_add(base, 0, index[:, None].repeat(1, 3), x)
 
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -950,6 +976,7 @@ def test_autocast():
         assert torch_reduce.scatter_add(wide, 0, index, low).dtype == torch.float32
         assert torch_reduce.scatter_add(low, 0, index, low).dtype == torch.float16
         assert torch_reduce.index_sum(low, index[:, 0], 3).dtype == torch.float16
+        assert torch_reduce.gather_sum(low, index[:, 0], index[:, 0], 3).dtype == torch.float16
         with pytest.raises(RuntimeError, match="same scalar type"):
             torch_reduce.index_add(low, 0, index[:, 0], wide)
 
@@ -993,7 +1020,8 @@ def test_wrong_arguments(device):
         (RuntimeError, "weight: expected 3 rows", lambda: call(x, plan, weight=x[:2, 0])),
         (RuntimeError, "index: expected 3 entries", lambda: call(x, index[:2], 2)),
         (RuntimeError, "weight: expected 3 elements", lambda: call(x, index, 2, weight=x[0])),
-        (RuntimeError, "weight: expected a tensor of one dim", lambda: call(x, index, 2, weight=x)),
+        (RuntimeError, "weight: expected a tensor of one dim", lambda: call(x, index, 2, weight=x[None])),
+        (RuntimeError, "weight: expected 1 or 2 elements", lambda: call(x, index, 2, weight=x[:, :0])),
         (RuntimeError, "index: expected a tensor of one dim", lambda: call(x, index[:, None], 2)),
         (RuntimeError, "index: expected a tensor of int64", lambda: call(x, index.half(), 2)),
         (RuntimeError, "size: expected a number", lambda: call(x, index, -1)),
@@ -1136,5 +1164,5 @@ def test_operators_are_the_functions(device):
     both = torch_reduce.index_reduce(x[:4], 0, index, x, "prod", include_self=False)
     assert_same_bits(OPS.index_reduce(x[:4], 0, index, x, "prod", include_self=False), both)
     names = ["index_sum", "index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"]
-    for name in [*names, "index_reduce", "index_reduce_", "scatter_reduce"]:
+    for name in [*names, "gather_sum", "gather_amax", "index_reduce", "index_reduce_", "scatter_reduce"]:
         assert getattr(OPS, name).__doc__ == getattr(torch_reduce, name).__doc__

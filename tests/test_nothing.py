@@ -1,5 +1,7 @@
 """Gradients where an operand has no elements: every function keeps its graph, and gives torch's gradients."""
 
+import math
+
 import pytest
 import torch
 
@@ -145,6 +147,16 @@ def test_indices(shape, count, device):
         found = function(z, index, shape[0])
         (gradient,) = torch.autograd.grad(found, z, torch.ones_like(found))
         assert gradient.shape == z.shape
+    for function in (torch_reduce.gather_sum, torch_reduce.gather_mean, torch_reduce.gather_amax):
+        z = x.clone().requires_grad_()
+        found = function(z, index, index, shape[0])
+        assert found.shape == x.shape
+        assert torch.autograd.grad(found, z, torch.ones_like(found))[0].shape == z.shape
+    for width in {1, math.prod(shape[1:])}:
+        z, w = x.reshape(len(x), math.prod(shape[1:])).requires_grad_(), y.new_ones(count, width).requires_grad_()
+        found = torch_reduce.gather_sum(z, index, index, 7, weight=w)
+        assert found.shape == (7, z.shape[1])
+        assert [g.shape for g in torch.autograd.grad(found.sum(), (z, w))] == [z.shape, w.shape]
     plan = torch_reduce.index_plan(index, shape[0])
     expect_gradients(lambda y: torch_reduce.index_sum(y, plan), lambda y: torch.zeros_like(x).index_add(0, index, y), y)
 

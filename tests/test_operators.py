@@ -142,6 +142,12 @@ OF_FAMILY = {  # by how names begin: the first one counts
     },
     **dict.fromkeys(["dot", "exact_dot"], dict.fromkeys(["self", "input", "other", "tensor"], floats(4))),
     "index_": {"dim": lambda: 0, "weight": floats(4)},
+    "gather_": {
+        "dim": lambda: 0,
+        "source": integers(0, 2, 1, 0),
+        "target": integers(0, 2, 1, 0),
+        "weight": floats(4),
+    },
     "segment_": {"dim": lambda: 0},
     "_segment_": {"dim": lambda: 0},
     "exact_segment_": {"dim": lambda: 0},

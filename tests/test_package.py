@@ -78,6 +78,7 @@ def test_every_operation_is_tested():
     others |= {"exact_dot", "exact_weighted_sum", "exact_linalg_powsum", "exact_linalg_vector_norm"}
     others |= {"exact_segment_sum"}  # tests/test_exact_segment.py
     others |= {"index_sum", "index_mean", "index_amax", "index_amin"}  # tests/test_indexed.py
+    others |= {"gather_sum", "gather_mean", "gather_amax", "gather_amin"}  # tests/test_gather.py
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
     assert all(callable(op.function) for op in [*OPERATIONS, *FAMILY, *NORMS, *POWSUMS])
@@ -103,6 +104,7 @@ def test_documented_and_typed():
         "index_amin",
     }
     wanted |= {"index_reduce", "index_reduce_", "scatter_reduce"}
+    wanted |= {"GatherPlan", "gather_plan", "gather_sum", "gather_mean", "gather_amax", "gather_amin"}
     wanted |= {"index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
@@ -124,7 +126,7 @@ def functions():
     """The public functions of tensors."""
     others = {"__version__", "check_batch_invariance", "contract", "drift", "clip_grad_norm_", "get_total_norm"}
     others |= {"decompositions", "distributed", "exact", "ladder"}
-    return sorted(set(torch_reduce.__all__) - others - {"IndexPlan", "replace", "replace_torch_sum"})
+    return sorted(set(torch_reduce.__all__) - others - {"GatherPlan", "IndexPlan", "replace", "replace_torch_sum"})
 
 
 @pytest.mark.parametrize("name", functions())

@@ -80,6 +80,20 @@ def _(device, index, out):
     return lambda: torch_reduce.index_plan(index, SIZE)
 
 
+@entry(BY_INDEX, "gather_sum")
+def _(device, index, out):
+    table, weight = rows(device, SIZE, COLUMNS), rows(device, ENTRIES, COLUMNS)
+    return lambda: [
+        torch_reduce.gather_sum(table, index, index, SIZE, weight=weight[:, :width]) for width in (1, COLUMNS)
+    ]
+
+
+@entry(BY_INDEX, "gather_plan")
+def _(device, index, out):
+    table = rows(device, SIZE, COLUMNS)
+    return lambda: torch_reduce.gather_sum(table, torch_reduce.gather_plan(index, index, SIZE, SIZE))
+
+
 @entry(BY_INDEX, "index_add")
 def _(device, index, out):
     source, start = rows(device, ENTRIES, COLUMNS), rows(device, SIZE, COLUMNS)

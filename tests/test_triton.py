@@ -143,13 +143,6 @@ def test_identities():
     assert "identity() knows add, multiply, larger and smaller" in str(errors[-1])
 
 
-def test_fusion_shows(cuda):
-    """On a GPU the option matters: some sum of products has other bits with fused multiply-adds."""
-    x, y = torch.randn(64, 4096, device=cuda), torch.empty(64, device=cuda)
-    cases.squares[(64,)](x, y, 4096, ROWS=1, BLOCK=4096, enable_fp_fusion=True)
-    assert not y.equal(torch_reduce.powsum(x, 2, 1))
-
-
 def test_launches_change_no_bit(cuda):
     """Warps, rows in a program, the block's size: all the same bits."""
     x = torch.randn(64, 3000, device=cuda).bfloat16()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "GatherPlan",
     "IndexPlan",
     "__version__",
     "all",
@@ -40,6 +41,11 @@ __all__ = [
     "embedding_bag",
     "exact",
     "explain",
+    "gather_amax",
+    "gather_amin",
+    "gather_mean",
+    "gather_plan",
+    "gather_sum",
     "get_total_norm",
     "index_add",
     "index_add_",
@@ -112,6 +118,7 @@ else:
     from ._drift import drift
     from ._export import decompositions
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
+    from ._gather import GatherPlan, gather_amax, gather_amin, gather_mean, gather_plan, gather_sum
     from ._index import IndexPlan, index_plan
     from ._indexed import (
         bincount,
@@ -150,7 +157,7 @@ else:
         + [std, sum, var, var_mean, vector_norm, weighted_sum]
         + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]
         + [bincount, embedding, embedding_bag, index_add, index_add_, index_amax, index_amin, index_mean, index_sum]
-        + [index_reduce, index_reduce_, scatter_add, scatter_reduce]
+        + [index_reduce, index_reduce_, scatter_add, scatter_reduce, gather_amax, gather_amin, gather_mean, gather_sum]
     )
     # What the operators do with a DTensor. It comes last, as it uses all of the above.
     _imports.when_imported("torch.distributed.tensor", lambda: import_module(".distributed._dtensor", __name__))

@@ -85,14 +85,24 @@ def index_plan(index: Tensor, size: int | SymInt) -> IndexPlan:
     >>> torch_reduce.segment_sum(torch.tensor([1.0, 2.0, 4.0])[plan.order], plan.offsets)
     tensor([2., 0., 5.])
     """
-    _arguments.plain_tensors("index_plan", index=index)
-    _arguments.integer("index_plan", "size", size)
+    return sorted_index("index_plan", "index", flat_index("index_plan", "index", index), "size", size)
+
+
+def flat_index(function: str, argument: str, index: Tensor) -> Tensor:
+    """A list of integers as one dim; of a DTensor all of it."""
+    _arguments.plain_tensors(function, **{argument: index})
     if _arguments.mesh_of(index) is not None:  # of some cuts torch makes no vector
         from .distributed._dtensor import everywhere
 
         index = everywhere(index)
     if layout := _arguments.layout_of(index):
-        raise NotImplementedError(f"index_plan(): {layout} tensors are not supported")
-    flat = index.reshape(-1)
-    order, offsets = _library.call("index_plan", torch.ops.gpureduce._index_plan.default, flat, size)
+        raise NotImplementedError(f"{function}(): {layout} tensors are not supported")
+    return index.reshape(-1)
+
+
+def sorted_index(function: str, argument: str, flat: Tensor, bound: str, size: int | SymInt) -> IndexPlan:
+    """The plan of an index of one dim, which the function has by this name. ``bound``: the name of its size."""
+    _arguments.integer(function, bound, size)
+    names = {"index": argument, "size": bound}
+    order, offsets = _library.call(function, torch.ops.gpureduce._index_plan.default, flat, size, others=names)
     return IndexPlan(flat, order, offsets)

@@ -10,7 +10,6 @@ from ._arguments import integer, joined, mesh_of, plain_tensors, tensors
 from ._index import IndexPlan
 
 _ops = torch.ops.gpureduce
-_GATHERS = {"sum": "_gather_sum", "mean": "_gather_mean", "amax": "_gather_amax", "amin": "_gather_amin"}
 
 
 def _named(name: str, made: Any, *args: Any, **named: Any) -> Tensor:
@@ -28,6 +27,18 @@ def _lists(name: str, given: dict[str, Any], **lists: Any) -> Any:
     from .distributed._dtensor import lists_beside
 
     return lists_beside(name, given, lists)
+
+
+def _expect_rows(name: str, argument: str, x: Any, dim: int, entries: int | SymInt) -> None:
+    if isinstance(x, Tensor) and x.dim() > 0 and x.size(dim) != entries:
+        raise RuntimeError(
+            f"{name}(): {argument}: expected {entries} rows along dim {dim}, as many as the plan has entries, but got "
+            f"{x.size(dim)}"
+        )
+
+
+def _expect_weights(name: str, weight: Any, dim: int, entries: int | SymInt) -> None:
+    _expect_rows(name, "weight", weight, dim if isinstance(weight, Tensor) and weight.dim() > 1 else 0, entries)
 
 
 def _reduce(
@@ -53,16 +64,12 @@ def _reduce(
         if size is not None and size != index.size:
             raise ValueError(f"{name}(): size: the plan has {index.size} outputs, but size is {size}")
         entries = index.index.shape[0]
-        for argument, tensor, at in (("source", source, dim), ("weight", weight, 0)):
-            if isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.size(at) != entries:
-                raise RuntimeError(
-                    f"{name}(): {argument}: expected {entries} rows along dim {at}, as many as the plan has entries, "
-                    f"but got {tensor.size(at)}"
-                )
+        _expect_rows(name, "source", source, dim, entries)
+        _expect_weights(name, weight, dim, entries)
         named = {"order": index.order, "offsets": index.offsets, "index": index.index}
         order, offsets, numbers = _lists(name, {"source": source, **given}, **named)
         lists = (order, offsets, weight, order, numbers, None, None)
-        operator = getattr(getattr(_ops, _GATHERS[kind]), overload)
+        operator = getattr(getattr(_ops, f"_gather_{kind}"), overload)
         return _library.call(name, operator, source, *lists, dim, others={"data": "source"}, **last)
     if not isinstance(index, Tensor):
         raise TypeError(f"{name}(): argument 'index' must be Tensor or IndexPlan, not {type(index).__name__}")
@@ -103,8 +110,9 @@ def index_sum(
             sort.
         size: the number of outputs. With a plan it may be left out.
         dim: the dim of the rows. It may be any, and counted from the end.
-        weight: a real tensor of shape (source.size(dim),) that each row is multiplied by. ``source`` must be real, too.
-            Beside a DTensor it is one.
+        weight: a real tensor of shape (source.size(dim),) that each row is multiplied by; or one of as many dims as
+            ``source``, which is broadcast to it in all dims but ``dim``: (n, heads, 1) beside (n, heads, width) has a
+            number for each head. ``source`` must be real, too. Beside a DTensor it is one.
         dtype: the dtype of the result, as of :func:`torch_reduce.sum`; with weights, as of :func:`weighted_sum`.
         out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
 

@@ -11,6 +11,8 @@ _ops = torch.ops.gpureduce
 
 def _reduce(operator, data, offsets, dim, out=None, **last):
     name = operator.__name__.removeprefix("exact_")
+    if isinstance(data, Tensor) and data.is_nested and data.layout is torch.jagged:
+        return _of_nested(operator, name, data, offsets, dim, out, last)
     if type(data) is not Tensor and mesh_of(data) is not None:
         data = joined(data)
         if isinstance(offsets, Tensor) and mesh_of(offsets) is None:
@@ -30,9 +32,28 @@ def _reduce(operator, data, offsets, dim, out=None, **last):
     return _library.call(name, overload, data, offsets, dim, **last)
 
 
+def _of_nested(operator, name, data, offsets, dim, out, last):
+    """What a function makes of the rows of a nested tensor: its segments, along the ragged dim of its values."""
+    if offsets is not None:
+        raise TypeError(f"{name}(): argument 'offsets' must be left out beside a nested tensor, which has its own")
+    if out is not None:
+        raise TypeError(f"{name}(): argument 'out' must be left out beside a nested tensor")
+    ragged = data._ragged_idx
+    _arguments.integer(name, "dim", dim)
+    if dim not in (0, ragged, ragged - data.dim()):
+        raise RuntimeError(f"{name}(): dim: expected {ragged}, the ragged one of the nested tensor, but got {dim}")
+    if data.lengths() is not None:
+        raise NotImplementedError(f"{name}(): nested tensors with gaps between their rows are not supported")
+    along = ragged - 1  # of the values
+    result = _reduce(operator, data.values(), data.offsets(), along, **last)
+    if name != "segment_softmax":
+        return result.movedim(along, 0)
+    return torch.nested.nested_tensor_from_jagged(result, data.offsets(), jagged_dim=ragged)
+
+
 def segment_sum(
     data: Input,
-    offsets: Tensor,
+    offsets: Tensor | None = None,
     dim: int = 0,
     *,
     dtype: torch.dtype | None = None,
@@ -47,13 +68,16 @@ def segment_sum(
 
     Args:
         data: a tensor of one dim or more, of any strides and of any dtype that :func:`torch_reduce.sum` takes, on the
-            CPU, a CUDA device or meta. It is never copied or cast as a whole. On a GPU there are kernels for float32,
-            bfloat16 and float16 that lie side by side along ``dim``, or whose rows do; other dtypes, other strides, and
-            results of other dtypes are converted one by one, which takes longer.
+            CPU, a CUDA device or meta; or a nested tensor of the layout ``torch.jagged`` without gaps. It is never
+            copied or cast as a whole. On a GPU there are kernels for float32, bfloat16 and float16 that lie side by
+            side along ``dim``, or whose rows do; other dtypes, other strides, and results of other dtypes are converted
+            one by one, which takes longer.
         offsets: a tensor of one dim, of int64 or int32, on the same device: one more than there are segments,
             ascending, from 0 to ``data.size(dim)``. Equal neighbours are an empty segment. As in
-            :func:`torch.segment_reduce`, and in :func:`torch.nested.nested_tensor_from_jagged`.
-        dim: the first or the last dim, which may be counted from the end.
+            :func:`torch.segment_reduce`, in :func:`torch.nested.nested_tensor_from_jagged`, and in the ``cu_seqlens``
+            of attention kernels. A nested tensor has its own: they are left out.
+        dim: the first or the last dim, which may be counted from the end. Of a nested tensor it is the ragged one, and
+            may be left out.
         dtype: the dtype of the result, as of :func:`torch_reduce.sum`.
         out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
         exact: whether each result is correctly rounded, as by :func:`torch_reduce.sum` with ``exact=True``. Then no
@@ -61,7 +85,7 @@ def segment_sum(
 
     Returns:
         A tensor of ``data``'s shape, but with the number of segments in place of the size of ``dim``. The sum of an
-        empty segment is 0.
+        empty segment is 0. Of a nested tensor it has the rows in dim 0 and no ragged dim, as ``data.sum(ragged_dim)``.
 
     **Offsets on a GPU** are read by the GPU alone, and nothing waits for it. Where they do not ascend, or lie outside
     of the dim, nothing outside of ``data`` is read, and the kernel stops with an assertion, as torch's own do for an
@@ -75,7 +99,8 @@ def segment_sum(
     batched too: then each is a call.
 
     Raises:
-        TypeError: ``data`` or ``offsets`` are no tensors, but a list; ``exact`` is no bool.
+        TypeError: ``data`` or ``offsets`` are no tensors, but a list; ``offsets`` or ``out`` beside a nested tensor;
+            ``exact`` is no bool.
         IndexError: ``dim`` is out of range.
         RuntimeError: ``dim`` is neither the first nor the last; ``data`` has no dims; ``offsets`` of another dtype,
             device or number of dims, or empty; on the CPU, offsets that do not ascend or lie outside of the dim; an
@@ -98,7 +123,7 @@ def segment_sum(
 
 def segment_mean(
     data: Input,
-    offsets: Tensor,
+    offsets: Tensor | None = None,
     dim: int = 0,
     *,
     dtype: torch.dtype | None = None,
@@ -128,7 +153,7 @@ def segment_mean(
 
 def segment_prod(
     data: Input,
-    offsets: Tensor,
+    offsets: Tensor | None = None,
     dim: int = 0,
     *,
     dtype: torch.dtype | None = None,
@@ -159,7 +184,7 @@ def segment_prod(
     return _reduce(_ops.segment_prod, data, offsets, dim, out, dtype=dtype)
 
 
-def segment_amax(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
+def segment_amax(data: Input, offsets: Tensor | None = None, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """The largest element of each segment of ``data`` along ``dim``, as :func:`torch_reduce.amax` finds it.
 
     Args:
@@ -185,7 +210,7 @@ def segment_amax(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | No
     return _reduce(_ops.segment_amax, data, offsets, dim, out)
 
 
-def segment_amin(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
+def segment_amin(data: Input, offsets: Tensor | None = None, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """The smallest element of each segment of ``data`` along ``dim``, as :func:`torch_reduce.amin` finds it.
 
     Args, gradient and errors: as for :func:`segment_amax`.
@@ -200,7 +225,7 @@ def segment_amin(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | No
     return _reduce(_ops.segment_amin, data, offsets, dim, out)
 
 
-def segment_logsumexp(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
+def segment_logsumexp(data: Input, offsets: Tensor | None = None, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """The logarithm of the sum of ``exp(data)`` of each segment, with the bits of :func:`torch_reduce.logsumexp`.
 
     Args:
@@ -227,7 +252,9 @@ def segment_logsumexp(data: Input, offsets: Tensor, dim: int = 0, *, out: Tensor
     return _reduce(_ops.segment_logsumexp, data, offsets, dim, out)
 
 
-def segment_softmax(data: Input, offsets: Tensor, dim: int = 0, *, dtype: torch.dtype | None = None) -> Tensor:
+def segment_softmax(
+    data: Input, offsets: Tensor | None = None, dim: int = 0, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """The softmax of each segment of ``data`` along ``dim``, with the bits of its own :func:`torch_reduce.softmax`.
 
     Such as the attention of a node over its neighbours, where the edges of each node are a segment.
@@ -239,9 +266,10 @@ def segment_softmax(data: Input, offsets: Tensor, dim: int = 0, *, dtype: torch.
         dtype: the dtype of the result, as of :func:`torch_reduce.softmax`: float16, bfloat16, float32 or float64.
 
     Returns:
-        A tensor of ``data``'s shape. Elements before the first offset and after the last one belong to no segment:
-        their results and their gradients are 0. A segment that has NaN or inf, or nothing but -inf, becomes NaN. Under
-        ``torch.autocast`` the result has the dtype that :func:`torch_reduce.softmax` gives.
+        A tensor of ``data``'s shape; of a nested tensor a nested one. Elements before the first offset and after the
+        last one belong to no segment: their results and their gradients are 0. A segment that has NaN or inf, or
+        nothing but -inf, becomes NaN. Under ``torch.autocast`` the result has the dtype that
+        :func:`torch_reduce.softmax` gives.
 
     It writes three more tensors of ``data``'s size, of float32, or of float64 where ``data`` or ``dtype`` is. Gradients
     of any order, ``torch.vmap`` and the rest work as for :func:`segment_sum`. The gradient of a segment has the same

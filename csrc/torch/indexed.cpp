@@ -81,6 +81,15 @@ constexpr const char* kPublic = op == Operation::sum     ? "index_sum"
                                 : op == Operation::_amax ? "index_amax"
                                                          : "index_amin";
 
+// Raises an error unless there is a weight for each of `entries`. The operators check its other dims.
+void check_weight(const char* name, const OptionalTensor& weight, const Tensor& rows, int64_t dim, const SymInt& entries) {
+  if (!weight) return;
+  if (weight->dim() != rows.dim()) check_vector(name, "(): weight", *weight);
+  const SymInt given = weight->sym_size(weight->dim() > 1 ? dim : 0);
+  TORCH_SYM_CHECK(given.sym_eq(entries), name, "(): weight: expected ", entries, " elements, one for each entry, but got ",
+                  given);
+}
+
 // Raises errors of arguments that do not fit, and returns the dim.
 template <Operation op>
 int64_t check_reduce(const Tensor& source, const Tensor& index, const OptionalTensor& weight, int64_t dim) {
@@ -91,10 +100,7 @@ int64_t check_reduce(const Tensor& source, const Tensor& index, const OptionalTe
   check_device(name, "(): index", index, source.device(), "the source");
   TORCH_SYM_CHECK(index.sym_size(0).sym_eq(source.sym_size(d)), name, "(): index: expected ", source.sym_size(d),
                   " entries, the size of source's dim, but got ", index.sym_size(0));
-  if (!weight) return d;
-  check_vector(name, "(): weight", *weight);
-  TORCH_SYM_CHECK(weight->sym_size(0).sym_eq(source.sym_size(d)), name, "(): weight: expected ", source.sym_size(d),
-                  " elements, the size of source's dim, but got ", weight->sym_size(0));
+  check_weight(name, weight, source, d, source.sym_size(d));
   return d;
 }
 
@@ -112,21 +118,78 @@ Tensor reduce_by_index(const Tensor& source, const Tensor& index, SymInt size, i
 }
 
 template <Operation op>
-Tensor& reduce_by_index_into(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, const OptionalTensor& weight,
-                             OptionalDtype dtype, Tensor& out) {
+Tensor& along_into(const Tensor& data, const OptionalTensor& weight, const Edges& forward, const Edges& back, int64_t dim,
+                   OptionalDtype dtype, Tensor& out) {
   static const auto gather_out =
       find<Tensor&(const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t, OptionalDtype, Tensor&)>(
           gathered::kName<op>, "out");
+  return gather_out.call(data, forward.rows, optional(forward.offsets), weight, optional(forward.edges), optional(back.rows),
+                         optional(back.offsets), optional(back.edges), dim, dtype, out);
+}
+
+template <Operation op>
+Tensor& reduce_by_index_into(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, const OptionalTensor& weight,
+                             OptionalDtype dtype, Tensor& out) {
   const int64_t d = check_reduce<op>(source, index, weight, dim);
   const auto [order, offsets] = plan_of(index, size);
-  return gather_out.call(source, order, offsets, weight, order, index, {}, {}, d, dtype, out);
+  return along_into<op>(source, weight, {order, offsets, order}, {index, {}, {}}, d, dtype, out);
 }
 
 template <Operation op>
 Tensor& reduce_by_index_out(const Tensor& source, const Tensor& index, SymInt size, int64_t dim, OptionalDtype dtype,
                             Tensor& out) {
   return reduce_by_index_into<op>(source, index, std::move(size), dim, {}, dtype, out);
+}
+
+// --- gather_sum, gather_mean, gather_amax, gather_amin ----------------------------------------------------------------------
+
+// Raises errors of arguments that do not fit, and returns the dim.
+template <Operation op>
+int64_t check_messages(const Tensor& x, const Tensor& source, const Tensor& target, const OptionalTensor& weight, int64_t dim) {
+  const char* const name = gathered::kName<op> + 1;
+  TORCH_CHECK(x.dim() > 0, name, "(): x: expected a tensor of at least one dim, but got one of none");
+  const int64_t d = at::maybe_wrap_dim(dim, x.dim());
+  check_integers(name, "(): source", source);
+  check_integers(name, "(): target", target);
+  check_device(name, "(): source", source, x.device(), "x");
+  check_device(name, "(): target", target, x.device(), "x");
+  TORCH_SYM_CHECK(target.sym_size(0).sym_eq(source.sym_size(0)), name, "(): target: expected ", source.sym_size(0),
+                  " entries, as many as source has, but got ", target.sym_size(0));
+  check_weight(name, weight, x, d, source.sym_size(0));
+  return d;
+}
+
+// The edges by target. Without the list by source, a backward pass makes it.
+Edges edges_of(const Tensor& source, const Tensor& target, const SymInt& size) {
+  const auto [order, offsets] = plan_of(target, size);
+  return {source.index_select(0, order), offsets, order};
+}
+
+Tensor gather_sum(const Tensor& x, const Tensor& source, const Tensor& target, SymInt size, int64_t dim,
+                  const OptionalTensor& weight, OptionalDtype dtype) {
+  const int64_t d = check_messages<Operation::sum>(x, source, target, weight, dim);
+  return along(x, tensor_of(weight), edges_of(source, target, size), {}, d, dtype);
+}
+
+template <Operation op>
+Tensor& gather_into(const Tensor& x, const Tensor& source, const Tensor& target, SymInt size, int64_t dim,
+                    const OptionalTensor& weight, OptionalDtype dtype, Tensor& out) {
+  const int64_t d = check_messages<op>(x, source, target, weight, dim);
+  return along_into<op>(x, weight, edges_of(source, target, size), {}, d, dtype, out);
+}
+
+template <Operation op>
+Tensor gather_reduce(const Tensor& x, const Tensor& source, const Tensor& target, SymInt size, int64_t dim,
+                     OptionalDtype dtype) {
+  const int64_t d = check_messages<op>(x, source, target, {}, dim);
+  return along<op>(x, {}, edges_of(source, target, size), {}, d, dtype);
+}
+
+template <Operation op>
+Tensor& gather_reduce_out(const Tensor& x, const Tensor& source, const Tensor& target, SymInt size, int64_t dim,
+                          OptionalDtype dtype, Tensor& out) {
+  return gather_into<op>(x, source, target, std::move(size), dim, {}, dtype, out);
 }
 
 // --- index_add and scatter_add ----------------------------------------------------------------------------------------------
@@ -728,6 +791,9 @@ template <Operation op>
 void define(torch::Library& m) {
   define_composite(m, kPublic<op>, "(Tensor source, Tensor index, SymInt size, int dim=0, *, ScalarType? dtype=None",
                    &reduce_by_index<op>, &reduce_by_index_out<op>);
+  define_composite(m, gathered::kName<op> + 1,
+                   "(Tensor x, Tensor source, Tensor target, SymInt size, int dim=0, *, ScalarType? dtype=None",
+                   &gather_reduce<op>, &gather_reduce_out<op>);
 }
 
 }  // namespace
@@ -751,6 +817,10 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   define_composite(m, "index_sum",
                    "(Tensor source, Tensor index, SymInt size, int dim=0, *, Tensor? weight=None, ScalarType? dtype=None",
                    &index_sum, &reduce_by_index_into<Operation::sum>);
+  define_composite(m, "gather_sum",
+                   "(Tensor x, Tensor source, Tensor target, SymInt size, int dim=0, *, Tensor? weight=None, ScalarType? "
+                   "dtype=None",
+                   &gather_sum, &gather_into<Operation::sum>);
   define<Operation::mean>(m);
   define<Operation::_amax>(m);
   define<Operation::_amin>(m);

@@ -436,8 +436,21 @@ def lists_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> li
             both = f"{meshes[other]}, {meshes[first]}"
             raise ValueError(f"{title}(): '{other}' is on another mesh than '{first}': {both}")
     found = [everywhere(one) if isinstance(one, DTensor) else one for one in lists.values()]
-    # Outside of the mesh a rank has no list, and a DTensor tells its shape.
-    return [_local(one) if isinstance(one, DTensor) and _inside(one) else one for one in found]
+    return [_list_of(one) if isinstance(one, DTensor) else one for one in found]
+
+
+def _list_of(x: DTensor) -> Any:
+    """What this rank has of a list; outside of the mesh, where it has none, one that tells its shape."""
+    return _local(x) if _inside(x) else torch.zeros(tuple(x.shape), dtype=x.dtype, device=x.device)
+
+
+def _beside(weight: DTensor, placements: Sequence[Placement]) -> list[Placement]:
+    """Placements of a weight beside data that are cut so: a dim in which it is broadcast is whole."""
+
+    def whole(one: Any) -> bool:
+        return one.is_replicate() or weight.dim() == 1 or weight.size(one.dim) == 1
+
+    return [Replicate() if whole(one) else one for one in placements]
 
 
 def _with_rows(
@@ -447,7 +460,7 @@ def _with_rows(
     x = _without_partials(data)
     placements = _uncut(x, dim)
     x, lists = _as_cut(x, placements), [one if one is None else _on_every_rank(one) for one in lists]
-    weight = _as_cut(weight, [Replicate()] * len(placements))
+    weight = weight if weight is None else _as_cut(weight, _beside(weight, placements))
     if _inside(x):
         shape, strides = tuple(map(int, x.shape)), tuple(map(int, x.stride()))
         _check_local(title, x, shape, _find(x.device_mesh, x.placements, shape, strides, ()).local)
@@ -1488,6 +1501,7 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "_embedding": _embedding,
     **dict.fromkeys(("_index_plan", "_index_sort_values", "_gather_values", "_index_sum_values"), _on_all),
     **dict.fromkeys((f"index_{name}" for name in ("sum", "mean", "amax", "amin", "add", "add_")), _composed),
+    **dict.fromkeys((f"gather_{name}" for name in ("sum", "mean", "amax", "amin")), _composed),
     **dict.fromkeys(("index_reduce", "index_reduce_", "scatter_reduce"), _composed),
     **dict.fromkeys(("scatter_add", "embedding", "embedding_bag", "bincount"), _composed),
     **dict.fromkeys((f"segment_{name}" for name in ("amax", "amin", "logsumexp")), _composed),

@@ -564,6 +564,8 @@ _EXACT_KINDS: dict[str, type[Call]] = {
 _ALONE: dict[str, tuple[tuple[str, ...], str | None]] = {
     "index_sum": (("source",), "weight"),
     **dict.fromkeys(("index_mean", "index_amax", "index_amin"), (("source",), None)),
+    "gather_sum": (("x",), "weight"),
+    **dict.fromkeys(("gather_mean", "gather_amax", "gather_amin"), (("x",), None)),
     "_gather_sum": (("data",), "weight"),
     **dict.fromkeys(("_gather_mean", "_gather_amax", "_gather_amin"), (("data",), None)),
     **dict.fromkeys(("index_add", "index_add_", "index_reduce", "index_reduce_"), (("input", "source"), None)),
