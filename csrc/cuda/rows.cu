@@ -388,11 +388,12 @@ cudaError_t start_typed_weights(const RowWeightsCall& weights, DType dtype, void
 
 cudaError_t run_compiled_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
   if (!device.native) return kNoKernel;
+  const bool backward = is_backward(call.function);
   switch (call.operands[kRowX].dtype) {
     case DType::Float:
-    case DType::Double: return run_float_rows(call, device, stream);
-    case DType::Half: return run_half_rows(call, device, stream);
-    case DType::BFloat16: return run_bfloat16_rows(call, device, stream);
+    case DType::Double: return (backward ? run_float_rows_backward : run_float_rows)(call, device, stream);
+    case DType::Half: return (backward ? run_half_rows_backward : run_half_rows)(call, device, stream);
+    case DType::BFloat16: return (backward ? run_bfloat16_rows_backward : run_bfloat16_rows)(call, device, stream);
     default: return kNoKernel;
   }
 }

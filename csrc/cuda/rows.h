@@ -24,7 +24,10 @@ GPUREDUCE_API cudaError_t run_rows(const RowFinishCall& call, cudaStream_t strea
 // Rows of compiled dtypes, side by side in memory. kNoKernel: it is another call.
 GPUREDUCE_API cudaError_t run_compiled_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_float_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+cudaError_t run_float_rows_backward(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_half_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+cudaError_t run_half_rows_backward(const RowsCall& call, const Device& device, cudaStream_t stream);
 cudaError_t run_bfloat16_rows(const RowsCall& call, const Device& device, cudaStream_t stream);
+cudaError_t run_bfloat16_rows_backward(const RowsCall& call, const Device& device, cudaStream_t stream);
 
 }  // namespace gpureduce::cuda

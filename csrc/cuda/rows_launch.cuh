@@ -8,12 +8,13 @@ namespace gpureduce::cuda {
 // The dtype of the results, or the elements' if there are none.
 inline DType result_dtype(const RowsCall& call) { return call.operands[call.operands[kRowY].data ? kRowY : kRowX].dtype; }
 
-// Elements T and results R of any function.
-template <class T, class R>
+// Elements T and results R of any function forward, or of any one backward: each is a source file, for builds in parallel.
+template <class T, class R, bool kBackward>
 cudaError_t launch_rows(const RowsCall& call, DType t, DType r, const Device& device, cudaStream_t stream) {
   if (!takes_rows<T, R>(call, t, r)) return kNoKernel;
   return with_row_function(call.function, [&](auto f) {
-    if constexpr (f.value == RowFunction::quotient && sizeof(T) == 2) return kNoKernel;  // losses have no such dtype
+    constexpr bool kLossOfHalves = f.value == RowFunction::quotient && sizeof(T) == 2;  // losses have no such dtype
+    if constexpr (is_backward(f.value) != kBackward || kLossOfHalves) return kNoKernel;
     else return start_rows<f.value, T, R>(call, device, stream);
   });
 }

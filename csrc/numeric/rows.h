@@ -51,9 +51,10 @@ enum class RowFunction : uint8_t {
 constexpr bool takes_largest(RowFunction f) {
   return f == RowFunction::softmax || f == RowFunction::log_softmax || f == RowFunction::log_sum;
 }
+constexpr bool is_backward(RowFunction f) { return f >= RowFunction::softmax_backward; }
 // A gradient per element; the one of log_prob_backward is per row.
 constexpr bool takes_grad(RowFunction f) {
-  return f == RowFunction::quotient || (f >= RowFunction::softmax_backward && f != RowFunction::log_prob_backward);
+  return f == RowFunction::quotient || (is_backward(f) && f != RowFunction::log_prob_backward);
 }
 constexpr bool has_sum(RowFunction f) { return f != RowFunction::log_prob_backward; }
 constexpr bool is_norm(RowFunction f) {

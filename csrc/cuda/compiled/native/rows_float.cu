@@ -3,13 +3,8 @@
 namespace gpureduce::cuda {
 
 cudaError_t run_float_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  if (call.wide) return launch_rows<double, double>(call, DType::Double, DType::Double, device, stream);
-  switch (result_dtype(call)) {
-    case DType::Float: return launch_rows<float, float>(call, DType::Float, DType::Float, device, stream);
-    case DType::Half: return launch_softmaxes<float, Half>(call, DType::Float, DType::Half, device, stream);
-    case DType::BFloat16: return launch_softmaxes<float, BFloat16>(call, DType::Float, DType::BFloat16, device, stream);
-    default: return kNoKernel;
-  }
+  if (call.wide) return launch_rows<double, double, false>(call, DType::Double, DType::Double, device, stream);
+  return launch_rows<float, float, false>(call, DType::Float, DType::Float, device, stream);
 }
 
 }  // namespace gpureduce::cuda
