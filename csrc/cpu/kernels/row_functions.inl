@@ -320,7 +320,8 @@ class Rows {
       for (int64_t r = 0; r < rows_ && call_.loss.targets.classes; ++r) {
         const int64_t i = gradients[r].target - begin;
         const auto at = [=](RowRun<A> o) { return o.data[r * o.pitch + i]; };
-        if (i >= 0 && i < n) y.data[r * y.pitch + i] = applied(RowElement<A>{at(x), gradients[r].own, at(w), at(b)}, numbers[r]);
+        if (i >= 0 && i < n)
+          y.data[r * y.pitch + i] = applied(RowElement<A>{at(x), gradients[r].own, at(w), at(b)}, numbers[r]);
       }
       operands_.store(begin, n);
     });

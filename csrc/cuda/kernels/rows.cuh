@@ -6,11 +6,11 @@
 // and joins the lanes, neighbours first; the warp joins its threads, the 4 warps of the row their sums. Last, the thread
 // multiplies what it kept by 1 / S and writes 8 vectors. Vectors beyond element 5999 are predicated off, and count as padding.
 //
-// Rows of 50,257 bfloat16 begin anywhere. Row 1 begins 2 bytes beyond a granule of 16, so its granules have the elements 7 to 14,
-// 15 to 22, and so on. The threads keep whole granules and add their elements where they lie: thread 1 has the lanes 7 to 14.
-// Thread 0 has the lanes 511 and 0 to 6: element 511 lies in the first granule of its second vector, and element 4095 in the
-// granule behind the chunk's vectors, which it loads as well. Only the 512 finished lanes move, by one place, before they are
-// joined. Results are written in granules, too, but for the ends of the row.
+// Rows of 50,257 bfloat16 begin anywhere. Row 1 begins 2 bytes beyond a granule of 16, so its granules have the elements 7 to
+// 14, 15 to 22, and so on. The threads keep whole granules and add their elements where they lie: thread 1 has the lanes 7
+// to 14. Thread 0 has the lanes 511 and 0 to 6: element 511 lies in the first granule of its second vector, and element 4095 in
+// the granule behind the chunk's vectors, which it loads as well. Only the 512 finished lanes move, by one place, before they
+// are joined. Results are written in granules, too, but for the ends of the row.
 #pragma once
 
 #include "../early.cuh"
@@ -28,12 +28,12 @@ struct RowsArgs {
   double eps;
   uint64_t policy, weight_policy;
   int threads, log_threads;  // per row and block: a power of two
-  int cluster;        // blocks per row
-  int rounds;         // of a block's threads over its part of a row
-  int in_flight;      // rows that a thread takes part in at once
-  bool x_moved, g_moved;  // their vectors are not at the places of the results'
-  bool float_weight;  // weight and bias are float32
-  char* sum;          // per row, of log_sum
+  int cluster;               // blocks per row
+  int rounds;                // of a block's threads over its part of a row
+  int in_flight;             // rows that a thread takes part in at once
+  bool x_moved, g_moved;     // their vectors are not at the places of the results'
+  bool float_weight;         // weight and bias are float32
+  char* sum;                 // per row, of log_sum
 };
 
 // Threads of a block whose warps take whole rows, and the most of one that takes a part of a row and shares its multiprocessor
@@ -230,7 +230,9 @@ struct RowVectors {
 };
 
 template <class Sum, int V>
-struct RowLaneSums { Sum sum[V]; };
+struct RowLaneSums {
+  Sum sum[V];
+};
 
 // Moves the lane sums of a row whose first element is `shift` places beyond a vector's beginning to the threads that join them.
 // `threads` have the row. kWarps: several warps have a chunk, kChunkThreads of them.
@@ -311,9 +313,9 @@ template <class T, int V>
 __device__ __forceinline__ void take_larger(Vector<T, V>& largest, const Vector<T, V>& x) {
   if constexpr (sizeof(T) == 2) {  // two at a time
     using Pair = std::conditional_t<std::is_same_v<T, Half>, __half2, __nv_bfloat162>;
-    largest.bits = by_words(
-        [](uint32_t a, uint32_t b) { return bit_cast<uint32_t>(__hmax2_nan(bit_cast<Pair>(a), bit_cast<Pair>(b))); },
-        largest.bits, x.bits);
+    largest.bits =
+        by_words([](uint32_t a, uint32_t b) { return bit_cast<uint32_t>(__hmax2_nan(bit_cast<Pair>(a), bit_cast<Pair>(b))); },
+                 largest.bits, x.bits);
   } else {
 #pragma unroll
     for (int j = 0; j < V; ++j) largest.set(j, larger(largest[j], x[j]));
@@ -322,7 +324,8 @@ __device__ __forceinline__ void take_larger(Vector<T, V>& largest, const Vector<
 
 // The numbers of all rows of a thread. Roots and logarithms take many instructions: of several rows each thread finishes one.
 template <RowFunction f, class A, class Sum, int U>
-__device__ __forceinline__ void finish_rows(RowNumbers<A> (&row)[U], const Sum (&sum)[U], const A (&first)[U], const RowsArgs& a) {
+__device__ __forceinline__ void finish_rows(RowNumbers<A> (&row)[U], const Sum (&sum)[U], const A (&first)[U],
+                                            const RowsArgs& a) {
   if (!has_result(f) && !a.r) return;
   if (U > 1 && !takes_grad(f) && a.threads >= U) {
     const int thread = threadIdx.x & (a.threads - 1), begin = threadIdx.x % kWarp - thread, own = thread % U;
@@ -434,8 +437,7 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       x[u].template finish<kLate>(row_x[u], place[u], a.x_moved, missing[u], a.policy);
-      if constexpr (takes_grad(f))
-        g[u].template finish<false>(row_g[u], place[u], a.g_moved, element_of<T>(-0.0f), a.policy);
+      if constexpr (takes_grad(f)) g[u].template finish<false>(row_g[u], place[u], a.g_moved, element_of<T>(-0.0f), a.policy);
     }
   };
   // Calls do_vector(h, d) for each vector, but not for those beyond all rows.
@@ -700,7 +702,9 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   a.rounds = static_cast<int>(run / a.threads);
   a.cluster = static_cast<int>((all + run - 1) / run);
   const bool once = a.rounds == 1;
-  if (!once) chosen.kernel = vectors ? rows_kernel<f, T, R, 1, kDepth, 1, true, false> : rows_kernel<f, T, R, 1, kDepth, 1, false, false>;
+  if (!once)
+    chosen.kernel =
+        vectors ? rows_kernel<f, T, R, 1, kDepth, 1, true, false> : rows_kernel<f, T, R, 1, kDepth, 1, false, false>;
   if (!once && call.sum) return kNoKernel;  // sums of exponentials cut long rows over the whole GPU
   a.sum = static_cast<char*>(call.sum);
   const int64_t bytes = call.rows * n * static_cast<int64_t>(sizeof(T)) * (takes_grad(f) ? 2 : 1);
