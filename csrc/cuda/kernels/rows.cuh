@@ -229,6 +229,7 @@ struct RowVectors {
   }
 };
 
+// The sums of V neighbouring lanes.
 template <class Sum, int V>
 struct RowLaneSums {
   Sum sum[V];
