@@ -7,6 +7,11 @@ pass is, as both are one graph at first.
 
 Where torch cuts this graph in two, it keeps what a call reads, and computes again what a fused operator reads, if that
 needs less memory. It is told that ours are fused.
+
+There torch also looks for kept tensors that share no memory with a result, and lets the backward pass write over them.
+It goes by the graph's fake tensors. A pass that takes away a copy, such as the one in ``torch.stack([y])``, leaves the
+fake tensors of the copy's views as they were: the result seems to lie in the copy, and lies in y. In our graphs, fake
+tensors are computed again where a pass changed what they are made of.
 """
 
 import dataclasses
@@ -18,6 +23,7 @@ import torch
 from torch._functorch import partitioners
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes import joint_graph
+from torch._inductor.fx_utils import FakeTensorUpdater
 
 from . import _lowerings
 from ._lowerings import OPERATORS
@@ -43,10 +49,13 @@ def install() -> None:
         global _in_ours
         before, _in_ours = _in_ours, _in_ours or has_ours(gm)
         try:
+            if not _in_ours:
+                return given_passes(gm, *args, **others)
+            values, _kept = FakeTensorUpdater(gm.graph), [(node.args, node.kwargs) for node in gm.graph.nodes]
             found = given_passes(gm, *args, **others)
-            if _in_ours:
-                for node in _nodes(found):
-                    node.meta[_MARK] = True
+            values.incremental_update()  # it knows arguments by their addresses: they are kept until here
+            for node in _nodes(found):
+                node.meta[_MARK] = True
         finally:
             _in_ours = before
         return found
