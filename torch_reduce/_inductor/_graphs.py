@@ -8,10 +8,10 @@ pass is, as both are one graph at first.
 Where torch cuts this graph in two, it keeps what a call reads, and computes again what a fused operator reads, if that
 needs less memory. It is told that ours are fused.
 
-There torch also looks for kept tensors that no result shares memory with, and the backward pass may write over these. It
-compares the graph's fake tensors, and its passes leave them as they were: between a value and a view, a pass takes a
-copy away, such as the one of torch.stack([y]), and the view still seems to lie in the copy. In our graphs, fake tensors
-are computed again where a pass changed what they are made of.
+There torch also looks for kept tensors that share no memory with a result, and lets the backward pass write over them.
+It goes by the graph's fake tensors. A pass that takes away a copy, such as the one in ``torch.stack([y])``, leaves the
+fake tensors of the copy's views as they were: the result seems to lie in the copy, and lies in y. In our graphs, fake
+tensors are computed again where a pass changed what they are made of.
 """
 
 import dataclasses
