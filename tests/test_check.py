@@ -98,6 +98,7 @@ def test_copies_in_one_run_alone(x):
     """At batch 1 a reshape is a view, and what is permuted is contiguous."""
     y = x.view(40, 3, 4, 25)
     assert check_batch_invariance(lambda q: q.transpose(0, 1).contiguous(), y)
+    assert check_batch_invariance(lambda q: torch.empty(0).to(q).resize_(q.shape).copy_(q), y)
     assert check_batch_invariance(lambda q: q.transpose(0, 1).reshape(3, -1, 25).sin(), y)
 
 

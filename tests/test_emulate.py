@@ -1005,8 +1005,8 @@ def is_alive(pid):
 @pytest.mark.parametrize("end", ["exit 3", "wait"])
 def test_a_programs_children_end_with_it(end):
     """Also those that hold its output open: neither a program that ends nor one that is stopped leaves any."""
-    done = lines_of_shell(f"sleep 1000 & echo $!; {end}", seconds=2)
-    assert done.failed and (done.status == 3 if end == "exit 3" else done.stopped == "stopped after 2 seconds")
+    done = lines_of_shell(f"sleep 1000 & echo $!; {end}", seconds=10)
+    assert done.failed and (done.status == 3 if end == "exit 3" else done.stopped == "stopped after 10 seconds")
     child = int(done.output)
     for _ in range(6000):  # it was killed: it is gone as soon as the system comes to that
         if not is_alive(child):

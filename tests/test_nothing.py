@@ -200,11 +200,13 @@ def test_rows_of_nothing(device):
                 bags = torch_reduce.embedding_bag(nothing, given, offsets, mode=mode)
                 assert_same_bits(bags.detach(), torch.zeros(len(ends) - 1, shape[1], device=device))
                 assert torch.autograd.grad(bags, given, torch.ones_like(bags))[0].equal(torch.zeros_like(table))
-        weights = torch.zeros(0, device=device, requires_grad=True)
-        bags = torch_reduce.embedding_bag(
-            nothing, table, torch.tensor([0, 0], device=device), per_sample_weights=weights
-        )
-        assert torch.autograd.grad(bags, weights, torch.ones_like(bags))[0].shape == (0,)
+        for ends in ([0, 0], [0, 0, 0, 0]):  # 1 bag, and 3 bags
+            given, weights = table.clone().requires_grad_(), torch.zeros(0, device=device, requires_grad=True)
+            bags = torch_reduce.embedding_bag(
+                nothing, given, torch.tensor(ends, device=device), per_sample_weights=weights
+            )
+            found = torch.autograd.grad(bags, (given, weights), torch.ones_like(bags))
+            assert found[0].equal(torch.zeros_like(table)) and found[1].shape == (0,)
 
 
 def test_segments_of_nothing(device):

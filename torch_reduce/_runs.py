@@ -158,7 +158,7 @@ class Run(TorchDispatchMode):
             self._enter(x)
         if func is torch.ops.aten.clone.default:
             self.clones[numbers[0]] = sources[0]
-        elif made and not is_view:
+        elif made and not is_view and func is not torch.ops.aten.resize_.default:  # which computes nothing
             outside = tuple(None if own else x.data_ptr() for x, own in zip(given, inside, strict=True))
             others = [x for _, x in named if not isinstance(x, Tensor)]
             copies = [x.detach().clone() for x in made]
