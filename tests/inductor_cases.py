@@ -75,7 +75,9 @@ def interpret():
 
     def heuristic(**constants):
         def decorate(configs=({},), **_):
-            return lambda kernel: Interpreted(kernel, {**configs[0], **constants})
+            most = max(config.get("XBLOCK", constants["XBLOCK"]) for config in configs)
+            rows = min(most, constants["XBLOCK"])
+            return lambda kernel: Interpreted(kernel, {**configs[0], **constants, "XBLOCK": rows})
 
         return decorate
 
@@ -427,6 +429,24 @@ def case_packages():
     launches = [line for line in lines if "triton_" in line]
     assert len(launches) == 1, launches
     assert not any("gpureduce" in line or "proxy_executor_call" in line for line in lines), wrapper
+
+
+def case_losses_of_norms():
+    """The case of test_rounding.py: norms, log_softmax, log_prob with its entropy, and a loss with weights and smoothing."""
+
+    def losses(x, w, target):
+        y = R.layer_norm(R.rms_norm(x, 37, w), 37, w, w)
+        found, entropy = R.log_prob(R.log_softmax(y, -1), target, temperature=0.7, return_entropy=True)
+        loss = R.cross_entropy(R.softmax(y, -1), target, w.abs(), label_smoothing=0.1)
+        return found, entropy, loss
+
+    def summed(x, w, target):
+        return torch.func.grad(lambda x, w: sum(y.sum() for y in losses(x, w, target)), (0, 1))(x, w)
+
+    x, w, target = data((70, 37), "float32", 7), data((37,), "float32", 8), torch.arange(70) % 37
+    target[3] = -100
+    compare(losses, x, w, target, compare_results=assert_close)
+    compare(summed, x, w, target, compare_results=assert_close)
 
 
 CASES = {name.removeprefix("case_"): case for name, case in list(globals().items()) if name.startswith("case_")}

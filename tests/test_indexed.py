@@ -607,11 +607,12 @@ def test_reduced_as_torch(kind, include_self, device):
         if name == "uint8":
             input, source = input.abs(), source.abs()  # torch's sums and counts wrap around before it divides them
         input, source = input.to(dtype_of(name)), source.to(dtype_of(name))
+        there = "cpu" if name == "complex128" else device  # torch has no complex numbers on a GPU
         if kind != "sum" and (include_self or name != "complex128"):  # torch has these
-            wanted = input.index_reduce(1, index, source, kind, **last)
+            wanted = input.to(there).index_reduce(1, index.to(there), source.to(there), kind, **last).to(device)
             close(torch_reduce.index_reduce(input, 1, index, source, kind, **last), wanted)
         for places in (wide, index.view(1, 9, 1).expand(5, 9, 2), index.view(1, 9, 1).expand(6, 9, 4)):
-            wanted = input.scatter_reduce(1, places, source, kind, **last)
+            wanted = input.to(there).scatter_reduce(1, places.to(there), source.to(there), kind, **last).to(device)
             found = torch_reduce.scatter_reduce(input, 1, places, source, kind, **last)
             close(found, wanted)
             assert found.stride() == wanted.stride()
@@ -642,6 +643,8 @@ def test_strides_of_dims_of_one(name, device):
                     (torch_reduce.index_reduce, torch.index_reduce, (index, x, "mean")),
                     (torch_reduce.scatter_reduce, torch.scatter_reduce, (wide, x, "mean")),
                 ):
+                    if x.is_cuda and x.is_complex() and "reduce" in theirs.__name__:
+                        continue  # torch has none
                     assert ours(x, dim, *last).stride() == theirs(x, dim, *last).stride(), (ours, shape, order, dim)
 
 

@@ -159,12 +159,13 @@ def _codegen_kernel(given: Callable, kernel: Any, *args: Any, **others: Any) -> 
     n = kernel.range_trees[-1].numel
     width = _width(n) if tiled else kernel._get_persistent_RBLOCK(n)
     code, found = re.subn(
-        r"@triton_heuristics\.(persistent_)?reduction\(\s*size_hints=[^\n]*\n\s*reduction_hint=[^\n]*\n",
-        f"@triton_heuristics.user_autotune(\n    configs={_programs(kernel, width, tiled)!r},\n",
+        r"@triton_heuristics\.(?!cooperative)\w+\(\s*(?:\w+=[^\n]*\n\s*)+?(?=filename=)",
+        f"@triton_heuristics.user_autotune(\n    configs={_programs(kernel, width, tiled)!r},\n    ",
         code,
     )
     if found != 1:
-        raise AssertionError("torch_reduce: Inductor writes its kernels in another way than this version knows")
+        head = code[code.find("@") :][:200]
+        raise AssertionError(f"torch_reduce: Inductor writes its kernels in another way than this version knows: {head}")
     return code
 
 
@@ -175,11 +176,15 @@ def _width(n: sympy.Expr) -> int:
 
 def _programs(kernel: Any, width: int, tiled: bool) -> list[dict[str, int]]:
     """Rows and warps for a program whose tiles have this width. Inductor takes the fastest ones; no bit depends
-    on them. A thread has 8 to 64 elements of a tile, or 4 to 16 where it reads one short tile after the other."""
+    on them. A thread has 8 to 64 elements of a tile, or 4 to 16 where it reads one short tile after the other.
+
+    Of a single row a program has one: Inductor masks no rows there, and others would add to memory once more.
+    """
     found = []
+    one = any(tree.prefix == "x" and V.graph.sizevars.statically_known_equals(tree.numel, 1) for tree in kernel.range_trees)
     elements = (8, 16, 32, 64) if width > TILE else (4, 8, 16) if tiled else (8, 16, 32)
     for tile in (1024, 2048) if not tiled else (512, 1024, 2048):
-        rows = max(1, tile // width)
+        rows = 1 if one else max(1, tile // width)
         for each in elements:
             program = {"XBLOCK": rows, "num_warps": min(16, max(1, rows * width // (32 * each))), "num_stages": 1}
             if program not in found:
