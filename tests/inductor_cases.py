@@ -432,7 +432,7 @@ def case_packages():
 
 
 def case_losses_of_norms():
-    """The case of test_rounding.py: norms, log_softmax, log_prob with its entropy, and a loss with weights and smoothing."""
+    """The case of test_rounding.py. The gradient of class weights is added by index, in the kernel of a single row."""
 
     def losses(x, w, target):
         y = R.layer_norm(R.rms_norm(x, 37, w), 37, w, w)

@@ -164,8 +164,8 @@ def _codegen_kernel(given: Callable, kernel: Any, *args: Any, **others: Any) -> 
         code,
     )
     if found != 1:
-        head = code[code.find("@") :][:200]
-        raise AssertionError(f"torch_reduce: Inductor writes its kernels in another way than this version knows: {head}")
+        way = code[code.find("@") :][:200]
+        raise AssertionError(f"torch_reduce: this version does not know how Inductor writes its kernels: {way}")
     return code
 
 
@@ -181,7 +181,8 @@ def _programs(kernel: Any, width: int, tiled: bool) -> list[dict[str, int]]:
     Of a single row a program has one: Inductor masks no rows there, and others would add to memory once more.
     """
     found = []
-    one = any(tree.prefix == "x" and V.graph.sizevars.statically_known_equals(tree.numel, 1) for tree in kernel.range_trees)
+    is_one = V.graph.sizevars.statically_known_equals
+    one = any(tree.prefix == "x" and is_one(tree.numel, 1) for tree in kernel.range_trees)
     elements = (8, 16, 32, 64) if width > TILE else (4, 8, 16) if tiled else (8, 16, 32)
     for tile in (1024, 2048) if not tiled else (512, 1024, 2048):
         rows = 1 if one else max(1, tile // width)
