@@ -728,17 +728,21 @@ def check_left(call, device):
     assert [str(each.message) for each in inside] == [str(each.message) for each in before]
 
 
-@pytest.mark.parametrize("call", left("cpu"))
-def test_left(call, device):
-    """What ours do not take is torch's: results, errors and warnings."""
+@pytest.fixture
+def all_warnings():
+    """torch gives each of its warnings every time, and not only to the first test that meets it."""
     torch.set_warn_always(True)
-    try:
-        check_left(left(device)[call], device)
-    finally:
-        torch.set_warn_always(False)
+    yield
+    torch.set_warn_always(False)
 
 
-def test_out_of_range():
+@pytest.mark.parametrize("call", left("cpu"))
+def test_left(call, device, all_warnings):
+    """What ours do not take is torch's: results, errors and warnings."""
+    check_left(left(device)[call], device)
+
+
+def test_out_of_range(all_warnings):
     """On the CPU: torch's errors. (On a GPU it is an assertion, which ends the process.)"""
     for call in beyond("cpu"):
         check_left(call, "cpu")
