@@ -8,9 +8,9 @@
     python bench/rows.py --seed N        other lengths beside the usual ones
 
 softmax, log_softmax, rms_norm and layer_norm, forward and backward; cross_entropy, and the same with its gradient;
-softmax over dim 0; logsumexp and log_prob, which write one number per row. The lengths are those of models, and some
-that the seed draws. GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for a
-backward pass it is the add of two tensors by torch, which reads two and writes one, and beside functions that only
+softmax over dim 0; logsumexp and log_prob, which write one number per row. It measures lengths that models have, and
+more that the seed draws. GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for
+a backward pass it is the add of two tensors by torch, which reads two and writes one, and beside functions that only
 read it is our sum of the rows. Each result is first compared with the CPU's bits (small inputs) or with torch's in
 double precision. At the end: how many times as fast as each rival, as a geometric mean and at worst.
 """

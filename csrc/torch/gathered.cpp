@@ -46,7 +46,7 @@ void check_numbers(const char* name, const Segments& s, const OptionalTensor& ed
   }
 }
 
-// A weight per entry; or as many dims as the data, of which the others are broadcast to the data's.
+// A weight has a number per entry; or it has as many dims as the data, and is broadcast to the data in all dims but `dim`.
 void check_weight(const char* name, const Tensor& weight, const Tensor& data, int64_t dim) {
   if (weight.dim() != data.dim()) check_vector(name, ": weight", weight);
   TORCH_CHECK(weight.layout() == at::kStrided, name, ": weight: expected a strided tensor, but got ", weight.layout());

@@ -363,9 +363,9 @@ __device__ __forceinline__ void write_numbers(const RowsArgs& a, int64_t index, 
   if constexpr (!has_result(f)) write_loss<f>(a.loss, index, row, sum, [&](int64_t i) { return static_cast<A>(value(x[i])); });
 }
 
-// D: vectors of neighbouring leaves, of so many elements, that a thread holds; H: how many times, a warp's width apart; U: rows
-// that it has in flight, of which a warp takes whole ones. kVectors: rows are whole vectors at aligned addresses. kOnce:
-// registers hold the row, otherwise it is read again for each step, in a.rounds rounds.
+// A thread holds H times D vectors of a row: D vectors that are 512 elements apart, and that H times, a warp's width apart. It
+// holds U rows at once. U is 1 where a row has more than one warp. kVectors: rows are whole vectors at aligned addresses.
+// kOnce: registers hold the row, otherwise it is read again for each step, in a.rounds rounds.
 template <RowFunction f, class T, class R, int H, int D, int U, bool kVectors, bool kOnce>
 __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T>)
     rows_kernel(const __grid_constant__ RowsArgs a) {
@@ -612,7 +612,7 @@ inline bool is_aligned(const RowsCall& call, RowOperandName name) {
   return all % kGranule == 0;
 }
 
-// Whether an operand's rows begin elsewhere in a vector than those of `frame`.
+// Whether some row of an operand begins at another place within a vector than the same row of `frame`.
 template <int V>
 bool is_moved(const RowsCall& call, RowOperandName name, RowOperandName frame) {
   const RowOperand &a = call.operands[name], &b = call.operands[frame];

@@ -84,9 +84,9 @@ __device__ __forceinline__ T shuffle_xor(T v, int mask) {
   return by_words([mask](uint32_t word) { return __shfl_xor_sync(0xffffffffu, word, mask); }, v);
 }
 
-// Moves the lane sums of a group of a warp's threads, group after group of lanes, down by `shift` (less than V): bit by bit of
-// `shift`, from kStep down. The first sums wrap around to the end; or those of `beyond` come there, if the warp has not all
-// lanes. All threads of the warp must call it, and those of a group with the same shift.
+// Moves the lane sums of a row down by `shift` (less than V): bit by bit of `shift`, from kStep down. `threads` neighbours in a
+// warp have the row, and each thread has kGroups runs of V lanes. The row's first sums move to its end. Where the next lanes
+// belong to another warp, the sums in `beyond` move there instead. All threads of the warp must call it; a row has one shift.
 template <int kGroups, int kStep, class Sums>
 __device__ __forceinline__ void move_down(Sums* lanes, int shift, int threads = kWarp, Sums* beyond = nullptr) {
   using Sum = std::remove_reference_t<decltype(lanes->sum[0])>;
