@@ -496,6 +496,22 @@ def test_bags_of_nothing(device):
         assert_same_bits(found, torch.zeros_like(table[:1]))
 
 
+def test_weights_of_bags_of_nothing(device):
+    """The weights of entries outside of all bags have a gradient of 0, where there are no bags and no rows, too."""
+    index = torch.tensor([77, 1, 2, 99], device=device)
+    for ends, rows, wanted in (([1, 3], 3, [0.0, 2.0, 2.0, 0.0]), ([0], 3, [0.0] * 4), ([4], 0, [0.0] * 4)):
+        table = torch.ones(rows, 2, device=device, requires_grad=True)
+        weights = torch.ones(4, device=device, requires_grad=True)
+        offsets = torch.tensor(ends, device=device)
+        found = torch_reduce.embedding_bag(index, table, offsets, per_sample_weights=weights)
+        assert found.shape == (len(ends) - 1, 2)
+        of_table, of_weights = torch.autograd.grad(found.sum(), (table, weights))
+        assert_same_bits(of_weights, torch.tensor(wanted, device=device))
+        counts = torch.zeros(rows, 2, device=device)
+        counts[1:] = float(len(ends) > 1)
+        assert_same_bits(of_table, counts)
+
+
 def test_largest_of_bags_share(device):
     """Entries that are the largest of a bag share its gradient equally; NaN wins."""
     table = torch.tensor([[1.0], [1.0], [0.0], [math.nan]], device=device).requires_grad_()

@@ -230,6 +230,23 @@ def test_mean_is_one_quotient(name, device):
 PAIRS_OF_DTYPES = [("float32", "float64"), ("float64", "float32"), ("float32", "bfloat16"), ("bfloat16", "float64")]
 
 
+def test_gradients_of_class_weights(device):
+    """Each is the ordered sum of the losses of its class, in the order of the rows, eager and compiled."""
+    x, target = random((9001, 3), "float32", 52, device), targets((9001,), 3, device, ignored=-100)
+    weight = torch.ones(3, device=device, requires_grad=True)
+
+    def gradient(weight):
+        return torch.autograd.grad(torch_reduce.cross_entropy(x, target, weight, reduction="sum"), weight)[0]
+
+    logits, index = x.cpu().numpy(), target.cpu().numpy()
+    losses = -model.log_probs(logits, np.maximum(index, 0))[0]
+    wanted = [model.ordered_sum(losses[index == each][None])[0] for each in range(3)]
+    assert_same_bits(gradient(weight).cpu(), torch.tensor(wanted))
+    torch._dynamo.reset()
+    loss = torch.compile(torch_reduce.cross_entropy, backend="aot_eager")(x, target, weight, reduction="sum")
+    assert_same_bits(torch.autograd.grad(loss, weight)[0].cpu(), torch.tensor(wanted))
+
+
 @pytest.mark.parametrize(("name", "of_weight"), PAIRS_OF_DTYPES)
 def test_weights_of_another_dtype(name, of_weight, device):
     """Weights of classes keep their digits: a loss is computed in float64 if either is, and rounded once."""

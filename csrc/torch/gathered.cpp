@@ -164,7 +164,7 @@ struct GatherReduction {
     }
     if (!offsets && !weight && call.dtype == data.scalar_type() && copy_numbered(data, call.dim, rows, out)) return;
     Tensor values;
-    if (ends.defined() && s.length <= 2 * s.gather.rows) values = side_by_side(s, data, rows, weight, call);
+    if (offsets && edges && s.length <= 2 * s.gather.rows) values = side_by_side(s, data, rows, weight, call);
     if (values.defined()) {
       s.reduction = reduction_of(call, values, out);
       s.stride = values.stride(call.dim) * (static_cast<int64_t>(values.itemsize()) / info(s.reduction.in).size);
@@ -215,7 +215,8 @@ struct GatherReduction {
   }
 
   // Entries of narrow rows, copied so that they lie side by side, as the kernel of rows needs them. Products are made while
-  // they are copied. Undefined if rows are wide, or no kernel takes them.
+  // they are copied. Undefined if rows are wide, or no kernel takes them. All entries are read: a sort made this list, and each
+  // has an output, or a row that exists.
   static Tensor side_by_side(const Segments& s, const Tensor& data, const Tensor& rows, const OptionalTensor& weight,
                              const Call<int64_t>& call) {
     constexpr int64_t kNarrowBytes = 8;
@@ -285,8 +286,8 @@ Numbers numbers_of(const Tensor& offsets, const c10::SymInt& entries) {
 }
 
 // The row and the output of each edge, in the order of the edges. An output is undefined where it has the edge's number.
-// outside: which entries have no output. It stays undefined for a list with edges: all its entries have outputs, or dots()
-// reads the other list.
+// outside: which entries have no output, and then any row. It stays undefined for a list with edges: all its entries have
+// outputs, or dots() reads the other list.
 struct Ends { Tensor rows, outputs, outside; };
 Ends ends_of(const Edges& list) {
   const c10::SymInt entries = list.rows.sym_size(0);
@@ -296,6 +297,7 @@ Ends ends_of(const Edges& list) {
     ends.outputs = found.number;
     if (!list.edges.defined()) {
       ends.outputs = found.number.masked_fill(found.outside, 0);
+      ends.rows = list.rows.masked_fill(found.outside, 0);
       ends.outside = found.outside;
     }
   }
@@ -339,8 +341,11 @@ Dims shared_dims(const Tensor& data, const Tensor& weight, int64_t dim) {
 // The dot products of the rows that each edge joins, over the dims `shared`, in the order of the edges. `keeps`: these dims.
 Tensor dots(const Tensor& data, const Tensor& grad, const Edges& forward, const Edges& back, int64_t dim,
             at::IntArrayRef shared, bool keeps, at::ScalarType dtype) {
+  // Where there are no rows, all entries are outside: they read a row of zeros.
   const auto rows = [&](const Tensor& x, const Tensor& numbers) {
-    return along(x, {}, {numbers, {}, {}}, {}, dim, x.scalar_type());
+    const bool none = TORCH_GUARD_OR_FALSE(x.sym_size(dim).sym_eq(0));
+    const Tensor read = none ? at::zeros_symint(with_size<c10::SymInt>(x, dim, 1), x.options()) : x;
+    return along(read, {}, {numbers, {}, {}}, {}, dim, x.scalar_type());
   };
   const bool from_back = forward.edges.defined() && back.rows.defined() && !back.edges.defined();
   const Tensor &far = from_back ? grad : data, &near = from_back ? data : grad;

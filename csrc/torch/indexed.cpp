@@ -662,14 +662,6 @@ Bags without_padding(const Bags& bags, const SymInt& padding) {
   return {bags.entries.index_select(0, order), ends, bags.weights.defined() ? bags.weights.index_select(0, order) : Tensor()};
 }
 
-// The largest elements of bags that are not empty.
-Tensor largest(const Tensor& table, const Bags& bags) {
-  static const auto amax = find<Tensor(const Tensor&, const Tensor&, int64_t)>("segment_amax");
-  const Tensor place = at::arange(bags.entries.sym_size(0), bags.ends.options());
-  const Tensor outside = place.lt(bags.ends.select(0, 0)).logical_or(place.ge(bags.ends.select(0, -1)));
-  return amax.call(rows_of(table, bags.entries.masked_fill(outside, 0), 0), bags.ends, 0);
-}
-
 // `name` is the function that was called.
 Tensor index_added(const char* name, const Tensor& input, int64_t dim, const Tensor& index, const Tensor& source,
                    const at::Scalar& given_alpha) {
@@ -745,9 +737,11 @@ Tensor embedding_bag(const Tensor& input, const Tensor& weight, const OptionalTe
     bags = without_padding(bags, TORCH_GUARD_OR_FALSE(padding_idx->sym_lt(0)) ? *padding_idx + count : *padding_idx);
   }
   const at::ScalarType dtype = weight.scalar_type();
-  if (mode == "sum") return along(weight, bags.weights, {bags.entries, bags.ends, {}}, {}, 0, dtype);
-  const Tensor found =
-      mode == "max" ? largest(weight, bags) : along<Operation::mean>(weight, {}, {bags.entries, bags.ends, {}}, {}, 0, dtype);
+  const Edges list{bags.entries, bags.ends, {}};
+  if (mode == "sum") return along(weight, bags.weights, list, {}, 0, dtype);
+  if (TORCH_GUARD_OR_FALSE(bags.ends.sym_size(0).sym_eq(1))) return weight.narrow(0, 0, 0);  // no bag reads a row
+  const Tensor found = mode == "max" ? along<Operation::_amax>(weight, {}, list, {}, 0, dtype)
+                                     : along<Operation::mean>(weight, {}, list, {}, 0, dtype);
   return found.masked_fill(bags.ends.diff().eq(0).unsqueeze(-1), 0);  // torch's result of no rows
 }
 

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "applied.h"
+#include "gathered.h"
 #include "gradient.h"
 #include "results.h"
 #include "rows.h"
@@ -61,7 +62,13 @@ struct Targets {
 Tensor counts_of(const Targets& targets, const Tensor& weight, at::ScalarType dtype) {
   if (!weight.defined()) return targets.ignored.logical_not().to(dtype);
   const Tensor wide = weight.to(dtype);
-  return (Targets::has_none(wide.sym_size(0)) ? at::zeros_like(targets.ignored, wide.options()) : wide.index({targets.index()}))
+  const c10::SymInt classes = wide.sym_size(0);
+  if (wide.requires_grad()) {  // a gradient of torch's index adds in no order; targets to ignore are a class of their own
+    const Tensor rows = at::where(targets.ignored, classes, targets.index()).reshape(-1);
+    return gathered::along(at::cat({wide, at::zeros({1}, wide.options())}), {}, {rows, {}, {}}, {}, 0, dtype)
+        .view_symint(targets.ignored.sym_sizes());
+  }
+  return (Targets::has_none(classes) ? at::zeros_like(targets.ignored, wide.options()) : wide.index({targets.index()}))
       .masked_fill(targets.ignored, 0);
 }
 
