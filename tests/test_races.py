@@ -117,6 +117,26 @@ def _(device, index, out):
     return lambda: torch_reduce.scatter_add(start, 0, index[:, None].expand(-1, COLUMNS), source)
 
 
+@entry(BY_INDEX, "scatter_reduce")
+def _(device, index, out):
+    source, start = rows(device, ENTRIES, COLUMNS), rows(device, SIZE, COLUMNS)
+    whole, apart = index[:, None].expand(-1, COLUMNS), torch.stack([index] * COLUMNS, 1)
+    return lambda: [
+        torch_reduce.scatter_reduce(start, 0, each, source, kind) for each in (whole, apart) for kind in ("sum", "amax")
+    ]
+
+
+@entry(BY_INDEX, "index_put")
+def _(device, index, out):
+    source, start = rows(device, ENTRIES, COLUMNS), rows(device, SIZE, COLUMNS)
+
+    def call():
+        with torch_reduce.replace("index_put", device):
+            torch.index_put(start, (index,), source, accumulate=True)
+
+    return call
+
+
 @entry(BY_INDEX, "embedding")
 def _(device, index, out):
     table = rows(device, SIZE, COLUMNS)
@@ -134,6 +154,12 @@ def _(device, index, out):
     table, offsets = rows(device, SIZE, COLUMNS), torch.arange(0, ENTRIES + 1, 10, device=device)
     weights = rows(device, ENTRIES)
     return lambda: torch_reduce.embedding_bag(index, table, offsets, per_sample_weights=weights)
+
+
+@entry(BY_INDEX, "embedding_bag, max")
+def _(device, index, out):
+    table, offsets = rows(device, SIZE, COLUMNS).requires_grad_(), torch.arange(0, ENTRIES + 1, 10, device=device)
+    return lambda: torch_reduce.embedding_bag(index, table, offsets, mode="max").sum().backward()
 
 
 @entry(BY_INDEX, "bincount")
@@ -197,6 +223,12 @@ def _(device, offsets, out):
 def _(device, offsets, out):
     table, index = rows(device, SIZE, COLUMNS), torch.arange(ENTRIES, device=device) % SIZE
     return lambda: torch_reduce.embedding_bag(index, table, offsets)
+
+
+@entry(BY_OFFSETS, "embedding_bag by offsets, max")
+def _(device, offsets, out):
+    table, index = rows(device, SIZE, COLUMNS).requires_grad_(), torch.arange(ENTRIES, device=device) % SIZE
+    return lambda: torch_reduce.embedding_bag(index, table, offsets, mode="max").sum().backward()
 
 
 HAVE_OUT = {name for name in (*BY_INDEX, *BY_OFFSETS) if name.startswith(("index_", "segment_"))} - {
