@@ -343,6 +343,25 @@ def test_embedding_bag(name, mode, padding, device):
                 assert_same_bits(results[1][1][:, column] + 0.0, wanted)
 
 
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_sizes_of_bags(mode, device):
+    """torch's kernels for GPUs give one size more than there are bags if the offsets have the last one, too."""
+    index, grad = problem((900,), 8, 1, device), data((600, 3), "float32", seed=2, device=device)
+    lengths = torch.arange(601, device=device) % 2 + 1
+    bag = torch.arange(600, device=device).repeat_interleave(lengths[:600])
+    largest = torch.stack([index[lengths.cumsum(0)[:600] - lengths[:600]]] * 3, 1)
+    found = []
+    for sizes in (lengths[:600], lengths):
+        with replaced(device):
+            more = largest if mode == 2 else largest[:0]
+            call = torch.ops.aten._embedding_bag_dense_backward
+            found.append(call(grad, index, bag, sizes, more, 9, False, mode, None, -1))
+    assert_same_bits(found[0], found[1])
+    for column in range(3) if mode == 2 else ():
+        wanted = added(torch.zeros(9), largest[:, column].cpu().numpy(), grad[:, column].cpu())
+        assert_same_bits(found[1][:, column] + 0.0, wanted)
+
+
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "int64"])
 def test_bincount(name, device):
     """Sums of weights by their bin: float32 of float32, and else float64, as torch's."""

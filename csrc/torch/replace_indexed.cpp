@@ -648,19 +648,22 @@ struct EmbeddingBag {
         otherwise);
   }
 
-  // The gradient of the table.
+  // The gradient of the table. On a GPU torch's sizes are as many as the offsets, with include_last_offset one more than the
+  // bags.
   static bool takes_gradient(const Tensor& grad, const Tensor& indices, const Tensor& bag, const Tensor& sizes,
                              const c10::SymInt& rows, bool scale_grad_by_freq) {
     return !scale_grad_by_freq && is_pair(grad, grad) && at::isFloatingType(grad.scalar_type()) && grad.dim() == 2 &&
            is_index(indices, grad.device()) && indices.dim() == 1 && is_index(bag, grad.device()) &&
            same(bag.sym_size(0), indices.sym_size(0)) && is_index(sizes, grad.device()) &&
-           same(sizes.sym_size(0), grad.sym_size(0)) && TORCH_GUARD_OR_FALSE(rows.sym_gt(0));
+           (same(sizes.sym_size(0), grad.sym_size(0)) || same(sizes.sym_size(0), grad.sym_size(0) + 1)) &&
+           TORCH_GUARD_OR_FALSE(rows.sym_gt(0));
   }
 
   // Entries of the padding are sorted behind all rows, where nobody reads them.
-  static Tensor gradient(const Tensor& given, const Tensor& indices, const Tensor& bag, const Tensor& sizes,
+  static Tensor gradient(const Tensor& given, const Tensor& indices, const Tensor& bag, const Tensor& given_sizes,
                          const Tensor& largest, const c10::SymInt& rows, int64_t mode, const OptionalTensor& per_sample_weights,
                          int64_t padding) {
+    const Tensor sizes = given_sizes.slice_symint(0, 0, given.sym_size(0));
     if (mode == kMax) {
       const Tensor place = at::where(sizes.gt(0).unsqueeze(1), largest, rows).to(at::kLong);
       const Tensor zeros = at::zeros_symint({rows + 1, given.sym_size(1)}, given.options());
