@@ -154,7 +154,7 @@ course:
 	@$(PYTHON) torch_reduce/ladder run --emulate $(ARGS)
 
 # DATA is one of the files that the library comes with, a GPU each.
-DATA ?= csrc/plan/data/h200.inc
+DATA ?= csrc/core/plan/data/h200.inc
 tune: build
 	PYTHONPATH=. $(PY) -m torch_reduce tune --seconds 540 --alone --write $(DATA) $(ARGS)
 

@@ -99,25 +99,32 @@ SOURCE = plain(ROOT)
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 # The contract fixes bits: no contraction to fused multiply-add, no flushing to zero, no fast math, on either side.
-# No path of this machine gets into the library: an error names csrc/torch/ops.cpp, and no folder above it.
+# No path of this machine gets into the library: an error names csrc/core/torch/ops.cpp, and no folder above it.
 HOST_FLAGS = ["-ffp-contract=off", "-fvisibility=hidden"]
 HOST_FLAGS += [f"-ffile-prefix-map={SOURCE}/="]
 # -O2: the CPU's kernels are as fast as with -O3, in two thirds of the code, if GCC vectorizes as it does there (below).
 # -fwrapv: sums of integers wrap, as torch's do. Most Pythons bring the flag with theirs, and none has to.
 CXX_FLAGS = ["-O2", "-g0", "-Wall", "-fwrapv", "-fvisibility-inlines-hidden", *HOST_FLAGS]
 # Host code takes about as long with -Os, and a third less space. What every plain sum runs through keeps -O2.
-BUILT_FOR_SPEED = ("cuda", "ops", "results", "threads")
+BUILT_FOR_SPEED = ("core/torch/cuda", "core/torch/ops", "core/torch/results", "core/torch/threads")
 # All others are built for size. The files of a line are compiled as one, since torch's headers take most of a file's
 # time. So no name may mean two things in them.
 TOGETHER = (
-    ("autograd", "gradient", "applied"),
-    ("rows", "row_steps", "losses"),
-    ("segment", "segment_softmax", "foreach"),
-    ("indexed", "index", "gathered", "numbered"),
-    ("exact", "exact_segment", "exponents"),
-    ("weighted", "variance", "norm"),
-    ("replace", "replace_indexed", "layouts"),
-    ("family", "table", "inspect", "ranks", "nodes", "errors"),
+    ("core/torch/autograd", "core/torch/gradient", "core/torch/applied"),
+    ("rows/torch", "rows/torch_steps", "rows/torch_losses"),
+    ("segments/torch", "segments/torch_softmax", "foreach/torch"),
+    ("indexed/torch", "indexed/torch_index", "indexed/torch_gathered", "segments/torch_numbered"),
+    ("exact/torch", "exact/torch_segment", "pairs/torch_exponents"),
+    ("pairs/torch_weighted", "pairs/torch_variance", "core/torch/norm"),
+    ("replace/torch", "replace/torch_indexed", "core/torch/layouts"),
+    (
+        "core/torch/family",
+        "core/torch/table",
+        "core/torch/inspect",
+        "ranks/torch",
+        "ranks/torch_nodes",
+        "core/torch/errors",
+    ),
 )
 # -Os: the host's code, which runs once a launch, takes as long as with -O2, and is a quarter smaller; device code does
 # not differ.
@@ -143,7 +150,7 @@ def say(text):
 
 
 def without_ptx(text):
-    """A build.ninja that compiles csrc/cuda/compiled/native to machine code alone.
+    """A build.ninja that compiles the files in csrc's folders named native to machine code alone.
 
     PTX of all kernels is 40% of the library. It is for GPUs that the machine code does not fit. There, other kernels
     take what these would, with the same results, but slower. Where nvcc is told of no machine code, PTX stays.
@@ -153,19 +160,20 @@ def without_ptx(text):
         return text
     native = re.sub(r" -gencode=arch=compute_\w+,code=compute_\w+", "", flags[1])
     text = f"{text[: flags.end()]}\nnative_post_cflags = {native}{text[flags.end() :]}"
-    build = rf"^(build .*: cuda_compile {re.escape(SOURCE)}/csrc/cuda/compiled/native/.*)$"
+    build = rf"^(build .*: cuda_compile {re.escape(SOURCE)}/csrc/(?:\w+/)+native/.*)$"
     return re.sub(build, r"\1\n  cuda_post_cflags = $native_post_cflags", text, flags=re.MULTILINE)
 
 
 def run_ninja(command, **options):
     """subprocess.run for torch, whose flags are one list for all files: those that no plain call runs through get -Os.
 
-    The kernels of csrc/cuda/compiled/native are compiled without PTX (without_ptx). And ninja prints a file's name
-    where torch asks for its command, a kilobyte of flags. Where a command fails, ninja shows it.
+    The kernels in folders named native are compiled without PTX (without_ptx). And ninja prints a file's name where
+    torch asks for its command, a kilobyte of flags. Where a command fails, ninja shows it.
     """
     if command[:2] == ["ninja", "-v"]:
         rules = Path(options["cwd"], "build.ninja")
-        files = rf"csrc/torch/(?!(?:{'|'.join(BUILT_FOR_SPEED)})\.)\w+|csrc/ladder/ops|{BUILD}/{CORE_TEMP}/glue_\w+"
+        glue = rf"csrc/(?!(?:{'|'.join(BUILT_FOR_SPEED)})\.)(?:core/torch/|\w+/torch)\w*"
+        files = rf"{glue}|csrc/ladder/ops|{BUILD}/{CORE_TEMP}/glue_\w+"
         small = rf"^(build .*: compile {re.escape(SOURCE)}/(?:{files})\.cpp)$"
         text = re.sub(small, r"\1\n  post_cflags = $post_cflags -Os", rules.read_text(), flags=re.MULTILINE)
         if not os.environ.get("VERBOSE"):
@@ -239,15 +247,15 @@ PLAN_DATA = f"{BUILD}/{CORE_TEMP}/plan_data.cpp"
 
 
 def write_plan_data():
-    """A source with what was measured on each GPU: the files of csrc/plan/data."""
-    files = "".join(f'#include "{SOURCE}/{file}"\n    ,\n' for file in sorted(glob("csrc/plan/data/*.inc")))
+    """A source with what was measured on each GPU: the files of csrc/core/plan/data."""
+    files = "".join(f'#include "{SOURCE}/{file}"\n    ,\n' for file in sorted(glob("csrc/core/plan/data/*.inc")))
     text = "// made by setup.py\nnamespace gpureduce {\nextern const char* const kKnownChoices[];\n"
     write(PLAN_DATA, text + f"const char* const kKnownChoices[] = {{\n{files}nullptr}};\n}}\n")
 
 
 CORE = "libtorch_reduce_core"
-ENTRY = "csrc/torch/python/entry.cpp"  # a library of its own, which knows Python
-DEVICES = "csrc/torch/cuda.cpp"  # needs the toolkit
+ENTRY = "csrc/core/torch/python/entry.cpp"  # a library of its own, which knows Python
+DEVICES = "csrc/core/torch/cuda.cpp"  # needs the toolkit
 
 
 def includes_torch(source):
@@ -280,8 +288,12 @@ def sources():
 
 def glue_units(glue):
     """{a source that setup.py makes: the files that it includes}, for the lines of TOGETHER."""
-    lines = ([f"csrc/torch/{name}.cpp" for name in names if f"csrc/torch/{name}.cpp" in glue] for names in TOGETHER)
-    return {f"{BUILD}/{CORE_TEMP}/glue_{Path(files[0]).name}": files for files in lines if len(files) > 1}
+    made = {}
+    for names in TOGETHER:
+        files = [f"csrc/{name}.cpp" for name in names if f"csrc/{name}.cpp" in glue]
+        if len(files) > 1:
+            made[f"{BUILD}/{CORE_TEMP}/glue_{names[0].replace('/', '_')}.cpp"] = files
+    return made
 
 
 def write_glue_units():
@@ -382,7 +394,7 @@ class Python(build_py):
         if self.editable_mode:
             return
         csrc, to = ROOT / "csrc", Path(self.build_lib, "torch_reduce", "ladder", "sources")
-        for source in sorted([*csrc.glob("ladder/*.*"), *csrc.glob("numeric/*.h"), *csrc.glob("order.h")]):
+        for source in sorted([*csrc.glob("ladder/*.*"), *csrc.glob("core/numeric/*.h"), *csrc.glob("core/order.h")]):
             copy = to / source.relative_to(csrc)
             self.mkpath(str(copy.parent))
             self.copy_file(str(source), str(copy))

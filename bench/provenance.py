@@ -7,12 +7,13 @@
 
 The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/ and the arithmetic of exact sums, which a rung
 includes. They have no more in common, so results of one stay true when the rest of the other changes. The ladder's rung
-"engine" runs the engine on a GPU. Results of a GPU stay true where
-only the CPU backend changes, csrc/cpu/; those of the CPU where only CUDA's sources do: csrc/cuda/ and the planner
-(csrc/plan/), which plans nothing else. The hash is SHA-256 over the files, sorted by their POSIX path relative to the
-repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is
-skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a
-__pycache__ folder.
+"engine" runs the engine on a GPU. Results of a GPU stay true where only the CPU backend changes: csrc/core/cpu/, and
+the files of other folders whose names begin with cpu. Results of the CPU stay true where only CUDA's sources do:
+csrc/core/cuda/, the .cu and .cuh files of other folders, and the planner (csrc/core/plan/), which plans nothing else.
+
+The hash is SHA-256 over the files, sorted by their POSIX path relative to the repository root. Each file contributes:
+its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is skipped but editor backups (names that end
+in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a __pycache__ folder.
 """
 
 import argparse
@@ -28,12 +29,14 @@ VENDOR_WORDS = {"nvidia", "geforce", "tesla", "quadro", "graphics", "device", "g
 VARIANT_WORD = re.compile(r"sxm\d*|pcie|nvl\d*|hbm\w*|\d+gb")
 
 
-LADDER = ("ladder/", "numeric/exact.h", "numeric/dtypes.h", "order.h")  # what its files include, too
+LADDER = ("ladder/", "core/numeric/exact.h", "core/numeric/dtypes.h", "core/order.h")  # what its files include, too
+OF_CPU = re.compile(r"core/cpu/.*|\w+/cpu\w*\.\w+")
+OF_CUDA = re.compile(r"core/(cuda|plan)/.*|.*\.cuh?")
 PARTS = {  # of csrc/, by the paths in it
     "engine": lambda path: not path.startswith("ladder/"),
     "ladder": lambda path: path.startswith(LADDER),
-    "cuda": lambda path: not path.startswith(("ladder/", "cpu/")),
-    "cpu": lambda path: not path.startswith(("ladder/", "cuda/", "plan/")),
+    "cuda": lambda path: not (path.startswith("ladder/") or OF_CPU.fullmatch(path)),
+    "cpu": lambda path: not (path.startswith("ladder/") or OF_CUDA.fullmatch(path)),
 }
 NAMES = {"engine": "engine", "ladder": "ladder", "cuda": "engine on CUDA", "cpu": "engine on the CPU"}
 

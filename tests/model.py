@@ -360,7 +360,7 @@ def fused(a, b, c):
 
 
 def exponential(x):
-    """e^x for x <= 0 as csrc/numeric/exponential.h says it, operation by operation."""
+    """e^x for x <= 0 as csrc/core/numeric/exponential.h says it, operation by operation."""
     if x.dtype == np.float32:
         f = np.float32
         shifted = fused(x, np.full_like(x, f(float.fromhex("0x1.715476p+0"))), f(1.5 * 2.0**23))
@@ -385,7 +385,7 @@ def exponential(x):
 
 
 def logarithm(x):
-    """The logarithm of float64 numbers from 1 on, as csrc/numeric/exponential.h says it."""
+    """The logarithm of float64 numbers from 1 on, as csrc/core/numeric/exponential.h says it."""
     mantissa, exponent = np.frexp(np.where(np.isfinite(x), x, 1))
     bits = mantissa.view(np.int64) & ((1 << 52) - 1)
     up = (bits + 0x95F6400000000) >> 52 & 1  # as the sources cut at the square root of two

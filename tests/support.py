@@ -42,7 +42,7 @@ def name_of(dtype):
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """A row of csrc/operation.h, as the tests see it. Called, it is the operator."""
+    """A row of csrc/core/operation.h, as the tests see it. Called, it is the operator."""
 
     name: str
     overloads: tuple[str, str]  # aten's of the same arguments, without and with out=
@@ -212,7 +212,7 @@ class Norm(Operation):
 class Kin(Operation):
     """One of the family: a product, an extremum, a count, a logarithm, a sum without NaN.
 
-    typing: as in csrc/operation.h.
+    typing: as in csrc/core/operation.h.
     empty: the result of no elements; None where that is an error.
     reference: torch's function of (input, dims, keepdim), where torch has none of this name. It is pickled for ranks.
     """

@@ -209,7 +209,7 @@ def test_forced_plans(op, name, cuda):
     """Every kernel maps, adds and finishes: the bits of the CPU under forced plans, with and without joins."""
     views = [((300_007,), [0]), ((60, 5000), [1]), ((9000, 7), [1]), ((9001, 3), [1]), ((5000, 60), [0])]
     views += [((9000, 3), [0]), ((6, 9000), [0]), ((5, 700, 48), [1]), ((3000, 130), [1])]
-    row = "_logsumexp" if str(op) == "logsumexp" else str(op)  # of csrc/operation.h
+    row = "_logsumexp" if str(op) == "logsumexp" else str(op)  # of csrc/core/operation.h
     forced = getattr(torch.ops.gpureduce, f"_{row}_tuned")
     dtype = op.wide(name)
     for shape, dims in views:

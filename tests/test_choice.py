@@ -20,14 +20,14 @@ from torch_reduce.tuning import tune
 from torch_reduce.tuning.problems import random_problem
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DATA = sorted((ROOT / "csrc" / "plan" / "data").glob("*.inc"))
+DATA = sorted((ROOT / "csrc" / "core" / "plan" / "data").glob("*.inc"))
 OPS = torch.ops.gpureduce
 NAMES = [name.split("(")[0] for name in OPS._features().split()]
 ROWS = ([700, 20000], [20000, 1], [1], torch.float32, torch.float32)
 
 
 def text_of(path):
-    """A file of csrc/plan/data without what makes it a string of C++."""
+    """A file of csrc/core/plan/data without what makes it a string of C++."""
     return re.fullmatch(r'R"choice\((.*)\)choice"\n', path.read_text(), re.DOTALL)[1]
 
 
@@ -66,7 +66,7 @@ def test_a_file_decides(choice):
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
 def test_files_that_come_with_it(path, choice):
-    """Each file of csrc/plan/data is the choice of a GPU of its name, and of GPUs like it."""
+    """Each file of csrc/core/plan/data is the choice of a GPU of its name, and of GPUs like it."""
     text = text_of(path)
     facts = dict(re.findall(r"^(gpu|multiprocessors|l2_bytes|bandwidth) (.+)$", text, re.MULTILINE))
     name = facts.pop("gpu")

@@ -94,7 +94,7 @@ def case(op, shape, name, cuts, dims=0, shard_dim=0, *, permutation=None, keepdi
 
 def test_constants():
     """The chunks and lanes are those of the contract."""
-    text = (ROOT / "csrc" / "order.h").read_text()
+    text = (ROOT / "csrc" / "core" / "order.h").read_text()
     lanes, depth = (int(re.search(rf"{name} = (\d+);", text)[1]) for name in ("kLanes", "kDepth"))
     assert (distributed._LANES, _rank_plan.CHUNK) == (lanes, lanes * depth) == (model.LANES, model.CHUNK)
     version = int(re.search(r"kOrderVersion = (\d+);", text)[1])

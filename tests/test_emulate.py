@@ -627,7 +627,6 @@ def test_the_learners_names(tmp_path):
     assert lines[0].startswith("load     t0: s0 = 0   t1: s1 = 1") and lines[-1].startswith("write    t0: out0 = s0")
 
 
-
 @pytest.mark.parametrize("shuffle, needed", [
     ("__shfl_down_sync(~0u, value, 16)", 16),
     ("__shfl_up_sync(~0u, value, 16)", 16),
@@ -635,13 +634,16 @@ def test_the_learners_names(tmp_path):
 ], ids=["down", "up", "from"])  # fmt: skip
 def test_all_threads_of_a_warp_run_its_shuffles(tmp_path, shuffle, needed):
     """Also those for which no lane is there: they get their own value back. The shuffle is one of each warp's."""
-    mine = kernel(tmp_path, f"""
+    mine = kernel(
+        tmp_path,
+        f"""
 __global__ void mine(const float* in, float* out, int n) {{
   float value = in[threadIdx.x];
   value += {shuffle};
   atomicAdd(out, value);
 }}
-""")
+""",
+    )
     found = mine.run(mine.build(), size=64, block=64, trace=True)
     (step,) = (step for step in _step.steps_of(found) if step.shuffling)
     assert step.shuffling == set(range(64)) and found.counters["shuffles"] == 1

@@ -390,7 +390,7 @@ def test_progress_is_kept_where_the_output_is_cut(tmp_path):
     command = [sys.executable, "-S", str(ROOT / "torch_reduce" / "ladder"), "exercise"]
     mine = changed(ALL[5], tmp_path)
     env = os.environ | {"XDG_DATA_HOME": str(tmp_path)}
-    script = 'import os, sys; os.dup2(int(sys.argv[1]), 1); os.execv(sys.argv[2], sys.argv[2:])'
+    script = "import os, sys; os.dup2(int(sys.argv[1]), 1); os.execv(sys.argv[2], sys.argv[2:])"
     read, write = os.pipe()
     os.close(read)  # nobody reads
     cut = [sys.executable, "-c", script, str(write), *command, "5", mine]

@@ -10,9 +10,9 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A kernel that may start while the one before drains, and loads in every width, always and if wanted.
 EARLY = """
-#include "plan/plan.h"
-#include "cuda/early.cuh"
-#include "cuda/load/source.cuh"
+#include "core/plan/plan.h"
+#include "core/cuda/early.cuh"
+#include "core/cuda/load/source.cuh"
 using namespace gpureduce;
 using namespace gpureduce::cuda;
 template <int V> __device__ int loads(const int8_t* in, uint64_t policy, bool wanted) {
@@ -45,7 +45,7 @@ def test_loads_wait_for_the_kernel_before(architecture, nvcc, tmp_path):
 
 def test_assembly_of_loads_is_volatile():
     """Or else the compiler might move it before the wait."""
-    text = (ROOT / "csrc" / "cuda" / "load" / "vectors.cuh").read_text()
+    text = (ROOT / "csrc" / "core" / "cuda" / "load" / "vectors.cuh").read_text()
     spelt = re.findall(r"asm( volatile)?\((?:[\s\\]*\"[^\"]*\")*[\s\\]*GPUREDUCE_LOAD", text)
     assert len(spelt) >= 6 and all(spelt), spelt
 
@@ -54,5 +54,5 @@ def test_cpu_kernels_with_sanitizers():
     """`make sanitize` can compile them: with its checks, g++ takes fewer expressions for constants."""
     compiler = shutil.which("g++") or pytest.skip("needs g++")
     checks = ["-fsanitize=address,undefined", "-fno-sanitize=vptr"]
-    command = [compiler, "-std=c++17", "-fsyntax-only", *checks, ROOT / "csrc" / "cpu" / "kernels_default.cpp"]
+    command = [compiler, "-std=c++17", "-fsyntax-only", *checks, ROOT / "csrc" / "core" / "cpu" / "kernels_default.cpp"]
     assert subprocess.run(command, capture_output=True, text=True).stderr == ""

@@ -144,7 +144,7 @@ def test_a_float32_cube_root_by_way_of_float64():
     """Rounded to float64 first, no float32's cube root becomes another float32: docs/order.md allows that way.
 
     Cube roots near the middle of two float32 are those that could; all numbers from 1 to 8 are looked at. None is
-    within 8 units in the last place of a float64, so that cbrt() may be wrong by some (csrc/numeric/finish.h).
+    within 8 units in the last place of a float64, so that cbrt() may be wrong by some (csrc/core/numeric/finish.h).
     """
     near, nearest = [], 1 << 28
     for start in range(0x3F800000, 0x41000000, 1 << 20):

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore
 
 
 def test_rows():
-    """Python's rows are those of csrc/operation.h, in their order, with every column that ranks need."""
-    text = (ROOT / "csrc" / "operation.h").read_text()
+    """Python's rows are those of csrc/core/operation.h, in their order, with every column that ranks need."""
+    text = (ROOT / "csrc" / "core" / "operation.h").read_text()
     rows = re.findall(r"^  X\((\w+), (\w+), (\w+), (\w+), (\w+), \w+\)", text, re.MULTILINE)
     assert len(rows) > 20
     known = _operations.known()

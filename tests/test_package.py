@@ -508,7 +508,7 @@ def test_core_holds_no_torch():
 
 @needs_readelf
 def test_core_exports_what_the_glue_calls():
-    """All of our own that the glue leaves open is in the core, and the core exports little more: see csrc/api.h."""
+    """All of our own that the glue leaves open is in the core, and the core exports little more (csrc/core/api.h)."""
     ours = re.compile(r"_ZNK?9gpureduce")
     _, wanted, _ = elf(GLUE)
     wanted = {name for name in wanted if ours.match(name)}
@@ -529,62 +529,6 @@ def test_libraries_do_not_name_their_build_folder():
     """No path of the machine that built them is in the libraries."""
     root = os.fsencode(PACKAGE.parent / "csrc")
     assert not [library for library in PACKAGE.glob("*.so") if root in library.read_bytes()]
-
-
-LAYERS = {  # what the files of a folder of csrc/ include, besides its own and the standard library's
-    "": {"numeric"},
-    "numeric": {""},
-    "problem": {"", "numeric"},
-    "ranks": {"", "numeric"},
-    "plan": {"", "numeric", "problem"},
-    "cpu": {"", "numeric", "problem"},
-    "cuda": {"", "numeric", "problem", "ranks", "plan"},
-    "torch": {"", "numeric", "problem", "ranks", "plan", "cpu", "cuda"},
-    "ladder": {"numeric"},
-}
-OF_TORCH = re.compile(r'#include ["<](?:ATen|c10|torch|caffe2)/')
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers_of_sources(layer):
-    """Each folder of csrc/ includes the ones below it alone; csrc/torch and csrc/ladder alone include torch."""
-    root = PACKAGE.parent / "csrc"
-    files = [path for path in (root / layer).glob("**/*" if layer else "*") if path.is_file()]
-    assert files
-    for path in files:
-        text = path.read_text(encoding="utf-8")
-        assert layer in ("torch", "ladder") or not OF_TORCH.search(text), path
-        for name in re.findall(r'#include "([^"]+)"', text):
-            included = (path.parent / name).resolve().relative_to(root)
-            other = included.parts[0] if len(included.parts) > 1 else ""
-            assert other in LAYERS[layer] | {layer}, f"{path} includes {included}"
-
-
-# Whoever includes these compiles all kernels of the dtypes that it names.
-LAUNCHES = ("launch.cuh", "launch_pairs.cuh", "rows_launch.cuh", "schedule/many.cuh", "schedule/segment_typed.cuh")
-
-
-def included_by(path):
-    """The files that a source file includes, itself and those that they include in turn."""
-    found, left = set(), [path.resolve()]
-    while left:
-        path = left.pop()
-        if path in found or not path.is_file():
-            continue
-        found.add(path)
-        left += [(path.parent / name).resolve() for name in re.findall(r'#include "([^"]+)"', path.read_text("utf-8"))]
-    return found
-
-
-def test_kernels_are_compiled_once():
-    """Only the files of cuda/compiled compile kernels of dtypes: no kernel is in the library a second time."""
-    root = (PACKAGE.parent / "csrc" / "cuda").resolve()
-    launches = {root / name for name in LAUNCHES}
-    assert all(path.is_file() for path in launches)
-    files = list(root.glob("**/*.cu"))
-    compiling = [path for path in files if included_by(path) & launches]
-    assert len(compiling) > 20
-    assert not [path for path in compiling if root / "compiled" not in path.parents]
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
@@ -619,7 +563,7 @@ TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
           return 0;
         }
     """,
-    "csrc/torch/foreach.cpp": """
+    "csrc/foreach/torch.cpp": """
         #include <ATen/Parallel.h>
         #ifdef __OPTIMIZE_SIZE__
         extern "C" __attribute__((visibility("default"))) int foreach_is_small() { return 1; }
@@ -628,17 +572,17 @@ TINY = {  # a library that takes seconds, for setup.py and tools/ as they are
     "csrc/core.cpp": """
         extern "C" __attribute__((visibility("default"))) int core() { return 1; }
     """,
-    "csrc/torch/python/entry.cpp": "int unused;\n",
+    "csrc/core/torch/python/entry.cpp": "int unused;\n",
     "csrc/ladder/readme.md": "No rungs.\n",
 }
 TINY_CUDA = {
-    "csrc/cuda/tiny.cu": """
-        #include "../number.h"
+    "csrc/core/cuda/tiny.cu": """
+        #include "../../number.h"
         __global__ void kernel(int* x) { *x = NUMBER; }
         extern "C" __attribute__((visibility("default"))) int cuda_number() { return NUMBER; }
         extern "C" __attribute__((visibility("default"))) const char* cuda_file() { return __FILE__; }
     """,
-    "csrc/cuda/compiled/native/typed.cu": "__global__ void typed(int* x) { *x = 1; }\n",
+    "csrc/rows/native/typed.cu": "__global__ void typed(int* x) { *x = 1; }\n",
 }
 
 
@@ -743,7 +687,7 @@ def test_build_shows_its_progress(tmp_path):
     status, said = build(USE_CUDA="0", GPUREDUCE_CUDA=None)
     files = re.findall(r"^\[(\d+)/(\d+)\] (\S+)$", said, re.MULTILINE)
     assert status == 0 and "(USE_CUDA=0)" in said
-    assert {file for *_, file in files} >= {"csrc/tiny.cpp", "csrc/torch/python/entry.cpp"} and files[0][0] == "1"
+    assert {file for *_, file in files} >= {"csrc/tiny.cpp", "csrc/core/torch/python/entry.cpp"} and files[0][0] == "1"
     assert max(map(len, said.splitlines())) < 240 and "-ffp-contract" not in said and "-shared" not in said
     tiny = (folder / "csrc" / "tiny.cpp").read_text()
     (folder / "csrc" / "tiny.cpp").write_text("#error wrong on purpose\n")
@@ -874,8 +818,8 @@ needs_nvcc = pytest.mark.skipif(not (torch.version.cuda and toolkit.find()), rea
 
 
 def nvcc_lines(said):
-    """The sources in csrc/cuda that a build with VERBOSE=1 compiled, and nvcc's commands."""
-    return [(line[1], line[0]) for line in re.finditer(r"^.*nvcc.* -c \S*/csrc/cuda/(\S+\.cu) .*$", said, re.MULTILINE)]
+    """The sources in csrc/ that nvcc compiled in a build with VERBOSE=1, and its commands."""
+    return [(line[1], line[0]) for line in re.finditer(r"^.*nvcc.* -c \S*/csrc/(\S+\.cu) .*$", said, re.MULTILINE)]
 
 
 @needs_nvcc
@@ -888,21 +832,21 @@ def test_build_cuda_in_any_folder(tmp_path):
     env = dict(launcher(tmp_path / "bin"), **env)
     said, library = in_place(folder, True, VERBOSE="1", **env)
     library.cuda_file.restype = ctypes.c_char_p
-    assert (library.cuda_number(), library.cuda_file()) == (1, b"csrc/cuda/tiny.cu")
+    assert (library.cuda_number(), library.cuda_file()) == (1, b"csrc/core/cuda/tiny.cu")
     facts = json.loads((folder / "torch_reduce" / "_build.json").read_text())
     assert facts["architectures"] == ["9.0+PTX"] and "architectures 9.0+PTX" in said
     made = {name: set(re.findall(r",code=(\w+)", line)) for name, line in nvcc_lines(said)}
-    assert made == {"tiny.cu": {"sm_90", "compute_90"}, "compiled/native/typed.cu": {"sm_90"}}
+    assert made == {"core/cuda/tiny.cu": {"sm_90", "compute_90"}, "rows/native/typed.cu": {"sm_90"}}
     (folder / "csrc" / "number.h").write_text("#define NUMBER 2\n")
     assert in_place(folder, True, **env)[1].cuda_number() == 2
 
 
 def test_which_files_have_ptx():
-    """Flags for PTX are dropped for csrc/cuda/compiled/native alone, and only where machine code remains."""
+    """Flags for PTX are dropped for folders named native alone, and only where machine code remains."""
     code = "import runpy, sys; print(runpy.run_path('setup.py')['without_ptx'](sys.stdin.read()), end='')"
 
     def rewritten(flags):
-        sources = ("cuda/compiled/native/typed.cu", "cuda/any.cu")
+        sources = ("core/cuda/compiled/native/typed.cu", "rows/native/float.cu", "core/cuda/native.cu", "rows/rows.cu")
         builds = [f"build {name}.o: cuda_compile {ROOT}/csrc/{name}\n" for name in sources]
         text = f"cuda_post_cflags = -O2 {flags} -std=c++17\nnothing = else\n\n" + "\n".join(builds)
         command, env = [sys.executable, "-c", code], dict(os.environ, GPUREDUCE_CUDA="0")
@@ -914,8 +858,9 @@ def test_which_files_have_ptx():
     before, after = rewritten(f"{ptx} {older} {machine_code}")
     assert after.count(ptx) == before.count(ptx) == 1
     assert f"\nnative_post_cflags = -O2 {older} {machine_code} -std=c++17\n" in after
-    assert after.count("  cuda_post_cflags = $native_post_cflags\n") == 1
-    assert "native/typed.cu\n  cuda_post_cflags = $native_post_cflags\n" in after
+    assert after.count("  cuda_post_cflags = $native_post_cflags\n") == 2
+    for name in ("native/typed.cu", "native/float.cu"):
+        assert f"{name}\n  cuda_post_cflags = $native_post_cflags\n" in after
     before, after = rewritten(ptx)
     assert after == before
 

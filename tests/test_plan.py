@@ -381,8 +381,8 @@ def test_few_candidates():
 
 
 def measured_choice():
-    """A function that says which of some plans is taken, from csrc/plan/data by code of its own."""
-    text = (ROOT / "csrc" / "plan" / "data" / "h200.inc").read_text()
+    """A function that says which of some plans is taken, from csrc/core/plan/data by code of its own."""
+    text = (ROOT / "csrc" / "core" / "plan" / "data" / "h200.inc").read_text()
     nodes = [(float(v), int(f), int(r)) for v, f, r in re.findall(r"([-+.\de]+) (\d+) (\d+)(?=[,\n])", text)]
     ends = list(itertools.accumulate(int(count) for count in re.findall(r"^tree (\d+)$", text, re.MULTILINE)))
     assert ends[-1] == len(nodes) and len(ends) > 10

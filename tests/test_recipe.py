@@ -62,26 +62,31 @@ def fourths(x, dims, keepdim):
 
 # File, a text that stands in it once, what is put beside it, and on which side.
 EDITS = [
-    ("csrc/numeric/dtypes.h", "X(exponent)", " X(fourth)", "after"),
-    ("csrc/numeric/map.h", "  return square(magnitude(x)) * magnitude(x);\n}\n", MAP, "after"),
-    ("csrc/numeric/map.h", "X(magnitude) X(square) X(cube)", " X(fourth)", "after"),
+    ("csrc/core/numeric/dtypes.h", "X(exponent)", " X(fourth)", "after"),
+    ("csrc/core/numeric/map.h", "  return square(magnitude(x)) * magnitude(x);\n}\n", MAP, "after"),
+    ("csrc/core/numeric/map.h", "X(magnitude) X(square) X(cube)", " X(fourth)", "after"),
     (
-        "csrc/numeric/map.h",
+        "csrc/core/numeric/map.h",
         "return {cube(v)};\n",
         "    else if constexpr (map == Map::fourth) return {fourth(v)};\n",
         "after",
     ),
     (
-        "csrc/numeric/map.h",
+        "csrc/core/numeric/map.h",
         "    case Map::magnitude: return sum || largest;\n",
         "    case Map::fourth: return real && (sum || to == Accumulator::i64);\n",
         "after",
     ),
-    ("csrc/numeric/map.h", "         map == Map::exponent", " || map == Map::fourth", "after"),
-    ("csrc/cpu/kernels.inl", "  if (map != Map::value) return nullptr;\n", OF_INTEGERS, "before"),
-    ("csrc/cuda/load/converted.cuh", "    return each<Acc>(numbers, [](Complex<Real> x) -> Acc {\n", ON_GPUS, "before"),
-    ("csrc/operation.h", "  X(_amax, same,", ROWS, "before"),
-    ("csrc/torch/autograd.cpp", "  } else if constexpr (op == Operation::nansum) {\n", GRADIENT, "before"),
+    ("csrc/core/numeric/map.h", "         map == Map::exponent", " || map == Map::fourth", "after"),
+    ("csrc/core/cpu/kernels.inl", "  if (map != Map::value) return nullptr;\n", OF_INTEGERS, "before"),
+    (
+        "csrc/core/cuda/load/converted.cuh",
+        "    return each<Acc>(numbers, [](Complex<Real> x) -> Acc {\n",
+        ON_GPUS,
+        "before",
+    ),
+    ("csrc/core/operation.h", "  X(_amax, same,", ROWS, "before"),
+    ("csrc/core/torch/autograd.cpp", "  } else if constexpr (op == Operation::nansum) {\n", GRADIENT, "before"),
     ("torch_reduce/_family.py", '"any", "count_nonzero", ', '"fourths", ', "after"),
     ("torch_reduce/_family.py", '_WITH_DTYPE = ("nansum", "prod"', ', "fourths"', "after"),
     ("torch_reduce/__init__.py", "import all, amax, amin, any, count_nonzero, ", "fourths, ", "after"),
@@ -186,8 +191,8 @@ def test_recipe_is_written_down():
     (recipe,) = re.findall(r"### An operation\n(.*?)\n#", text, re.DOTALL)
     named = set(re.findall(r"`((?:csrc|torch_reduce|tests)/[\w/.]+)`", recipe))
     formulas = {
-        "csrc/numeric/apply.h",
-        "csrc/torch/applied.cpp",
+        "csrc/core/numeric/apply.h",
+        "csrc/core/torch/applied.cpp",
         "tests/test_gradients.py",
     }  # this operation needs no new one
     assert named == {file for file, *_ in EDITS} | {"tests/table.py", "tests/pinned.py"} | formulas

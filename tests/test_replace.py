@@ -1076,7 +1076,7 @@ def test_variances_of_too_few_warn(device):
 
 
 def test_names(device):
-    """The names in the type are those of csrc/torch/replace.cpp; "all" is torch.all and not all functions."""
+    """The names in the type are those of csrc/replace/torch.cpp; "all" is torch.all and not all functions."""
     with pytest.raises(ValueError, match="functions are 'all', 'amax'") as refused:
         torch_reduce.replace("median", device)
     assert all(f"'{name}'" in str(refused.value) for name in typing.get_args(_replace._Name))

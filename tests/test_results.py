@@ -114,9 +114,9 @@ def test_documentation_is_what_the_results_give(script):
     "arguments,pattern",
     [
         ([], "csrc/(?!ladder/)"),
-        (["--ladder"], r"csrc/(ladder/|numeric/(exact|dtypes)\.h|order\.h)"),
-        (["--cuda"], "csrc/(?!ladder/|cpu/)"),
-        (["--cpu"], r"csrc/(?!ladder/|cuda/|plan/|nest\.)"),
+        (["--ladder"], r"csrc/(ladder/|core/numeric/(exact|dtypes)\.h|core/order\.h)"),
+        (["--cuda"], r"csrc/(?!ladder/|core/cpu/|\w+/cpu[\w.]+$)"),
+        (["--cpu"], r"csrc/(?!ladder/|core/cuda/|core/plan/|.*\.cuh?$)"),
     ],
     ids=["engine", "ladder", "cuda", "cpu"],
 )
@@ -821,8 +821,8 @@ def test_results_of_other_sources_are_noted(page, models_repository):
     assert note_in({"csrc": provenance.csrc_hash(models_repository)} | cpu) == [False, False]
     assert note_in({"sources": hashes | {"cuda": "0" * 64}} | cpu) == [True, True]
     assert note_in({"sources": hashes} | cpu) == [False, False]
-    (models_repository / "csrc" / "cpu").mkdir()
-    (models_repository / "csrc" / "cpu" / "sum.cpp").write_text("// another CPU backend")
+    (models_repository / "csrc" / "core" / "cpu").mkdir(parents=True)
+    (models_repository / "csrc" / "core" / "cpu" / "sum.cpp").write_text("// another CPU backend")
     checked = check if program is report else check_models
     if page == "grid":
         assert "run: python bench/report.py" in checked(models_repository)
@@ -831,12 +831,12 @@ def test_results_of_other_sources_are_noted(page, models_repository):
     (models_repository / "csrc" / "ladder").mkdir()
     (models_repository / "csrc" / "ladder" / "one.cu").write_text("// another ladder")
     assert checked(models_repository) is None  # of no concern to these
-    (models_repository / "csrc" / "plan").mkdir()
-    (models_repository / "csrc" / "plan" / "plan.h").write_text("// another plan")
+    (models_repository / "csrc" / "core" / "plan").mkdir()
+    (models_repository / "csrc" / "core" / "plan" / "plan.h").write_text("// another plan")
     assert "run: python bench/" in checked(models_repository)
     program.main(["--root", str(models_repository)])
     assert checked(models_repository) is None and NOTE in (models_repository / made[0]).read_text()
-    (models_repository / "csrc" / "plan" / "plan.h").write_text("// and another one")
+    (models_repository / "csrc" / "core" / "plan" / "plan.h").write_text("// and another one")
     assert checked(models_repository) is None  # the note is there already
 
 
@@ -858,7 +858,7 @@ def test_older_results_of_batch_invariance_are_noted(models_repository):
 
 def test_what_has_changed_since(tmp_path):
     """A date names each part that is not today's, as the ladder's page needs it of the ladder and of its engine."""
-    for name in ("ladder/one.cu", "cuda/sum.cu", "cpu/sum.cpp"):
+    for name in ("ladder/one.cu", "core/cuda/sum.cu", "core/cpu/sum.cpp", "rows/cpu.cpp"):
         (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "csrc" / name).write_text(name)
     now = {part: provenance.csrc_hash(tmp_path, part) for part in ("ladder", "cuda")}
@@ -870,7 +870,8 @@ def test_what_has_changed_since(tmp_path):
     assert since(now | {"ladder": "0" * 64}) == f"{NOTE}ladder has changed"
     assert since(now | {"cuda": None}) == f"{NOTE}engine on CUDA has changed"
     assert since(dict.fromkeys(now, "0" * 64)) == f"{NOTE}ladder and the engine on CUDA have changed"
-    (tmp_path / "csrc/cpu/sum.cpp").write_text("other")
+    for name in ("core/cpu/sum.cpp", "rows/cpu.cpp"):
+        (tmp_path / "csrc" / name).write_text("other")
     assert since(now) == ""
 
 

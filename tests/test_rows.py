@@ -369,12 +369,12 @@ def test_pinned_rows(function, device):
 
 
 def test_pinned_rows_are_the_models():
-    """The model makes the pinned bits, of all functions of csrc/numeric/rows.h and of all cases."""
+    """The model makes the pinned bits, of all functions of csrc/core/numeric/rows.h and of all cases."""
     pins = pinned_rows.read()
     assert list(pins) == [pinned_rows.key_of(*case) for case in pinned_rows.cases()]
     for case in pinned_rows.cases():
         assert pinned_rows.digests(pinned_rows.modelled(*case)) == pins[pinned_rows.key_of(*case)], case
-    source = (ROOT / "csrc" / "numeric" / "rows.h").read_text()
+    source = (ROOT / "csrc" / "core" / "numeric" / "rows.h").read_text()
     functions = re.search(r"GPUREDUCE_ROW_FUNCTIONS\(X\)((?:.*\\\n)*.*)", source)[1]
     found = {name.removesuffix("_backward") for name in re.findall(r"X\((\w+)\)", functions)}
     apart = {"log_sum": "pinned by log_prob", "quotient": "two sums, whose order is sum's"}

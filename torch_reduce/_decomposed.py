@@ -1,6 +1,6 @@
 """Our operators by torch's. Imported at the first :func:`torch_reduce.decompositions`, for it takes a while.
 
-Each is the contract's order as slices and additions, and the formulas of csrc/numeric, operation by operation.
+Each is the contract's order as slices and additions, and the formulas of csrc/core/numeric, operation by operation.
 """
 
 import functools
@@ -359,7 +359,7 @@ def _fused(a: Any, b: Any, c: Any) -> Tensor:
 
 
 def _exponential(x: Tensor) -> Tensor:
-    """e^x for x <= 0, and 0 where it would be subnormal: csrc/numeric/exponential.h."""
+    """e^x for x <= 0, and 0 where it would be subnormal: csrc/core/numeric/exponential.h."""
     if x.dtype == torch.float64:
         shifted = x * 1.4426950408889634 + 6755399441055744.0
         n = shifted - 6755399441055744.0
@@ -383,7 +383,7 @@ def _exponential(x: Tensor) -> Tensor:
 
 
 def _logarithm(x: Tensor) -> Tensor:
-    """The logarithm of x >= 1, in float64: csrc/numeric/exponential.h."""
+    """The logarithm of x >= 1, in float64: csrc/core/numeric/exponential.h."""
     x = x.double()
     bits = x.view(torch.int64)
     mantissa = bits & 0xFFFFFFFFFFFFF

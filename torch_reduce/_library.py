@@ -106,7 +106,7 @@ def _entry() -> ModuleType | None:
 
 
 def entry(function: str = "sum") -> Callable[..., Any] | None:
-    """A function of csrc/torch/python/entry.cpp, if that was built: the short way from Python to an op.
+    """A function of csrc/core/torch/python/entry.cpp, if that was built: the short way from Python to an op.
 
     It saves time, and takes warnings to Python's filters. Without it they go to stderr, as warnings of torch.ops do.
     """

@@ -1,4 +1,4 @@
-"""The operations as csrc/operation.h has them, which the library tells: nothing of that table is repeated in Python."""
+"""The operations as csrc/core/operation.h has them. The library tells them: Python does not repeat that table."""
 
 import json
 from collections.abc import Callable

@@ -21,7 +21,7 @@ def expect(operators: Collection[str], with_dtype: Collection[str]) -> None:
     """Looks up the C entries of operators that reduce() will call. `with_dtype`: the ones that have dtype=."""
     _with_dtype.update(with_dtype)
     for operator in operators:
-        # Operators without dtype= begin with _: they are rows of csrc/operation.h.
+        # Operators without dtype= begin with _: they are rows of csrc/core/operation.h.
         _direct[operator] = _library.entry(operator if operator in with_dtype else f"_{operator}")
 
 

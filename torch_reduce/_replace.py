@@ -1,4 +1,4 @@
-"""torch's own functions on ours. The kernels, and the count of those who want them, are in csrc/torch/replace.cpp."""
+"""torch's own functions on ours. The kernels, and the count of those who want them, are in csrc/replace/torch.cpp."""
 
 import threading
 from collections.abc import Iterable

@@ -158,7 +158,7 @@ def log_prob(
 def applied(
     formula: str, x: Tensor, grad: Tensor | None = None, result: Tensor | None = None, *, number: float = 1
 ) -> Tensor:
-    """A formula of csrc/numeric/apply.h. torch's operators may round otherwise, and other code than eager's does."""
+    """A formula of csrc/core/numeric/apply.h. torch's operators may round otherwise, and compiled code does."""
     grad, result = (t if t is None else t.reshape([1] * (x.dim() - t.dim()) + list(t.shape)) for t in (grad, result))
     return _ops._apply(x, grad, result, None, formula, 0, -number, x.dtype)
 

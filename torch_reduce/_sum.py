@@ -27,7 +27,7 @@ def _directs(kind, exact):
 
 
 def _through_ops(operator, name, others, like=None, **given):
-    """Calls that csrc/torch/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
+    """Calls that csrc/core/torch/python/entry.cpp does not take: with subclasses, modes or unusual arguments."""
     first = _arguments.read(name, given, others, like)
     if name == "vector_norm":
         first["input"] = _arguments.joined(first["input"])

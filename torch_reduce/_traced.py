@@ -26,7 +26,7 @@ _CALLERS = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_l
 _CALLERS |= {"count_nonzero", "cross_entropy_loss", "dist", "logsumexp", "norm", "renorm", "soft_margin_loss"}
 
 # aten's functions that torch composes of others above autograd, on some devices: there ours lie, too (impl_composed in
-# csrc/torch/replace.cpp). Python's dispatcher, by which a compiler traces, remembers which kernel a function had.
+# csrc/replace/torch.cpp). Python's dispatcher, by which a compiler traces, remembers which kernel a function had.
 _COMPOSED = ["rms_norm"]
 
 _warned: set[tuple[str, str]] = set()

@@ -17,7 +17,7 @@
 //   -1e8    -536870912    -48828
 //    1         2097152         0
 //   sum        4194304         0     that is bit 22 of digit 4: 2
-#include "../numeric/exact.h"
+#include "../core/numeric/exact.h"
 #include "rung.cuh"
 
 namespace gpureduce::ladder {

@@ -1,7 +1,7 @@
 // A rung of the ladder, as the rest of the library sees it: a function on raw pointers, and what may be asked of it. What a
 // rung teaches stands in the comment at the head of its file, NN_name.cu or .cpp, which the build reads as well
 // (torch_reduce/ladder/_lessons.py): a new rung is a new file. The ladder and the engine do not include each other;
-// csrc/numeric serves both. Every kernel is a template over the element's type, where the lessons have int (in chapter 5:
+// csrc/core/numeric serves both. Every kernel is a template over the element's type, where the lessons have int (in chapter 5:
 // float); their indices are 32-bit ints.
 #pragma once
 
@@ -83,8 +83,8 @@ inline Rung writing(int (*run)(const Call&)) { return {run, kBlocks, {1}, {Op::s
 inline Rung on_cpu(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::recursive, true, true}; }
 inline Rung from_library(int (*run)(const Call&)) { return {run, {}, {}, {Op::sum}, Finish::library}; }
 
-// This and kLessons are exported, as csrc/api.h says. It is not included here: the emulator has
-// this folder, numeric/ and order.h alone.
+// This and kLessons are exported, as csrc/core/api.h says. It is not included here: the emulator has
+// this folder, core/numeric/ and core/order.h alone.
 __attribute__((visibility("default"))) std::map<std::string, Rung>& registry();
 
 // `const Register rung("name", …);` at the end of a file adds it.

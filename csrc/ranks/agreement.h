@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../order.h"
+#include "../core/order.h"
 
 namespace gpureduce {
 

@@ -1,6 +1,7 @@
 """What our operators become in Inductor: reductions in the contract's order, with elementwise code around them.
 
-Each formula is the one of csrc/numeric, operation by operation. What has no form here stays a call of the operator.
+Each formula is the one of csrc/core/numeric, operation by operation. What has no form here stays a call of the
+operator.
 """
 
 from collections.abc import Callable, Sequence
@@ -748,7 +749,7 @@ def _lower_nll_loss_backward(
 
 
 class Formulas:
-    """csrc/numeric/apply.h: an element x, the numbers g, r and m of its output, and a number of the call."""
+    """csrc/core/numeric/apply.h: an element x, the numbers g, r and m of its output, and a number of the call."""
 
     def __init__(self, dtype: torch.dtype):
         self.dtype = dtype

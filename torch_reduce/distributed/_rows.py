@@ -1,8 +1,8 @@
 """Functions that keep their input's shape, of tensors that are cut over ranks: what each rank does between the sums.
 
 The numbers of a row, its largest element and its sums, come from the reductions of _sharded.py and _dtensor.py. What is
-added up for an element, and what it becomes, is made by private operators (csrc/torch/row_steps.cpp) with the formulas
-of csrc/numeric/rows.h. Nothing of a row's size is sent but the parts of chunks that docs/distributed.md tells of.
+added up for an element, and what it becomes, is made by private operators (csrc/rows/torch_steps.cpp) with the formulas
+of csrc/core/numeric/rows.h. Nothing of a row's size is sent but the parts of chunks that docs/distributed.md tells of.
 """
 
 from collections.abc import Callable, Sequence

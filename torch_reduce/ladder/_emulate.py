@@ -129,7 +129,7 @@ class Emulated:
 def sources() -> Path:
     """The folder with the rungs' sources: a clone's csrc/ladder, or the copy that an installed package has.
 
-    Beside it lies what they include: numeric/, order.h.
+    Beside it lies what they include: core/numeric/, core/order.h.
     """
     here = Path(__file__).resolve().parent
     for folder in (here / "sources" / "ladder", here.parent.parent / "csrc" / "ladder"):
@@ -213,7 +213,8 @@ def headers() -> Path:
     """A folder with rung.h and the emulator's rung.cuh; its name changes with everything that kernels include."""
     folder = sources()
     rung, cuh = (folder / "rung.h").read_text(encoding="utf-8"), shared_part().text
-    beside = sorted([*EMULATOR.rglob("*.h"), *folder.parent.glob("numeric/*.h"), folder.parent / "order.h"])
+    core = folder.parent / "core"
+    beside = sorted([*EMULATOR.rglob("*.h"), *core.glob("numeric/*.h"), core / "order.h"])
     own = [path.read_text(encoding="utf-8") for path in beside]
     place = cache() / f"include-{digest(rung, cuh, str(folder), *own)}"
     place.mkdir(exist_ok=True)

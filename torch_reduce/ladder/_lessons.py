@@ -65,6 +65,6 @@ def source(folder=FOLDER):
     """C++ that puts them into the library."""
     text = json.dumps(lessons(folder), indent=1, ensure_ascii=False)
     literal = f'R"json({text})json"'
-    exported = '__attribute__((visibility("default")))'  # of the core: see csrc/api.h
+    exported = '__attribute__((visibility("default")))'  # of the core: see csrc/core/api.h
     text = f"namespace gpureduce::ladder {{\n{exported} extern const char* const kLessons = {literal};\n}}\n"
     return f"// made by setup.py\n{text}"

@@ -462,7 +462,7 @@ def exponential(x: tl.tensor) -> tl.tensor:
     Returns:
         The same shape and dtype.
     """
-    # csrc/numeric/exponential.h, operation by operation.
+    # csrc/core/numeric/exponential.h, operation by operation.
     if x.dtype == tl.float64:
         shifted = x * 1.4426950408889634 + 6755399441055744.0
         n = shifted - 6755399441055744.0
@@ -501,7 +501,7 @@ def logarithm(x: tl.tensor) -> tl.tensor:
     Returns:
         float64, the same shape. Of NaN and infinity it is that.
     """
-    # csrc/numeric/exponential.h, operation by operation.
+    # csrc/core/numeric/exponential.h, operation by operation.
     x = x.to(tl.float64)
     bits = x.to(tl.int64, bitcast=True)
     mantissa = bits & 0xFFFFFFFFFFFFF

@@ -128,7 +128,7 @@ def joined(chunks, lanes, n, combine: tl.constexpr):
 
 @triton.jit
 def whole_exponential(x):
-    """e^x, also where it is subnormal, for x not far above 0: csrc/numeric/exponential.h."""
+    """e^x, also where it is subnormal, for x not far above 0: csrc/core/numeric/exponential.h."""
     low: tl.constexpr = -700 if x.dtype == tl.float64 else -80
     root = exponential(x * 0.5)
     small = tl.where(x < 4 * low, tl.zeros_like(x), root * root)

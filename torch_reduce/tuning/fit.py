@@ -1,7 +1,7 @@
 """Fits the choice among plans to measured times.
 
 The data are the times of all plans that the kernels proposed for each of some thousand random problems, and what is
-known of each plan (csrc/plan/choose.cpp). It learns the logarithm of a plan's time over the best plan's time for
+known of each plan (csrc/core/plan/choose.cpp). It learns the logarithm of a plan's time over the best plan's time for
 its problem, up to CLIP: beyond, it does not matter how bad a plan is. The learner is gradient boosting of
 small decision trees, by LightGBM (https://lightgbm.readthedocs.io), with as few trees as come near to what many can
 do. The **regret** of a fit is the time of the plan that it takes over the best plan's.
@@ -28,7 +28,7 @@ TREES = 40
 MORE_SETTINGS = SETTINGS | {"num_leaves": 31, "learning_rate": 0.1}
 FOLDS = 4
 LEAF = 255
-FORMAT = "torch_reduce choice 1"  # the first line of a choice; csrc/plan/choice.cpp reads it
+FORMAT = "torch_reduce choice 1"  # the first line of a choice; csrc/core/plan/choice.cpp reads it
 
 
 class Times:
@@ -104,7 +104,7 @@ def nodes(tree: dict[str, Any]) -> list[tuple[float, int, int]]:
 
 
 def text_of(model: Any, features: str, gpu: dict[str, Any], about: str, base: str = "") -> str:
-    """A choice as text, as csrc/plan/choice.cpp reads it.
+    """A choice as text, as csrc/core/plan/choice.cpp reads it.
 
     Args:
         model: what `fit` returns.

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../order.h"
+#include "../core/order.h"
 
 namespace emulate {
 

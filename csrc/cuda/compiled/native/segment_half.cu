@@ -1,5 +1,0 @@
-#include "../../schedule/segment_typed.cuh"
-
-namespace gpureduce::cuda {
-template cudaError_t segments_of_family<Family::half>(const SegmentsLaunch&);
-}

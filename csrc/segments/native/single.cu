@@ -1,0 +1,5 @@
+#include "../typed.cuh"
+
+namespace gpureduce::cuda {
+template cudaError_t segments_of_family<Family::single>(const SegmentsLaunch&);
+}
