@@ -240,7 +240,7 @@ def case_losses():
 
         def losses(x, w, target):
             y = x * 2
-            smooth = R.cross_entropy(y, target, w.detach(), label_smoothing=0.1)  # torch adds up the weight's gradient
+            smooth = R.cross_entropy(y, target, w, label_smoothing=0.1)  # the weight's gradient is a call
             return R.cross_entropy(y, target), smooth, R.log_prob(y, target.clamp(0)) * 3
 
         compare(gradients(losses), data((6, n), dtype, 1), w, target)
@@ -432,7 +432,7 @@ def case_packages():
 
 
 def case_losses_of_norms():
-    """The case of test_rounding.py. The gradient of class weights is added by index, in the kernel of a single row."""
+    """The case of test_rounding.py; and torch's sum by index in the kernel of a single row, which adds each number once."""
 
     def losses(x, w, target):
         y = R.layer_norm(R.rms_norm(x, 37, w), 37, w, w)
@@ -447,6 +447,12 @@ def case_losses_of_norms():
     target[3] = -100
     compare(losses, x, w, target, compare_results=assert_close)
     compare(summed, x, w, target, compare_results=assert_close)
+
+    def by_index(v, target):
+        y = v * 2
+        return R.sum(y), torch.zeros(37, device=v.device).index_put((target,), y, accumulate=True)
+
+    compare(by_index, x[:, 0], target.clamp(0), compare_results=assert_close)
 
 
 CASES = {name.removeprefix("case_"): case for name, case in list(globals().items()) if name.startswith("case_")}

@@ -231,20 +231,26 @@ PAIRS_OF_DTYPES = [("float32", "float64"), ("float64", "float32"), ("float32", "
 
 
 def test_gradients_of_class_weights(device):
-    """Each is the ordered sum of the losses of its class, in the order of the rows, eager and compiled."""
+    """Ordered sums over the rows: of a class's own losses, and of all rows where targets are smoothed or probabilities."""
     x, target = random((9001, 3), "float32", 52, device), targets((9001,), 3, device, ignored=-100)
+    shares = random((9001, 3), "float32", 53, device).abs()
     weight = torch.ones(3, device=device, requires_grad=True)
-
-    def gradient(weight):
-        return torch.autograd.grad(torch_reduce.cross_entropy(x, target, weight, reduction="sum"), weight)[0]
-
     logits, index = x.cpu().numpy(), target.cpu().numpy()
     losses = -model.log_probs(logits, np.maximum(index, 0))[0]
-    wanted = [model.ordered_sum(losses[index == each][None])[0] for each in range(3)]
-    assert_same_bits(gradient(weight).cpu(), torch.tensor(wanted))
-    torch._dynamo.reset()
-    loss = torch.compile(torch_reduce.cross_entropy, backend="aot_eager")(x, target, weight, reduction="sum")
-    assert_same_bits(torch.autograd.grad(loss, weight)[0].cpu(), torch.tensor(wanted))
+    each = [model.ordered_sum(losses[index == k][None])[0] for k in range(3)]
+    logarithms = model.softmaxes(logits, True)
+    smooth = np.where(index[:, None] < 0, np.float32(0), -(logarithms * np.float32(1 / 3)))
+    cases = [
+        (target, 0.0, each),
+        (target, 1.0, model.ordered_sum(smooth.T)),
+        (shares, 0.0, model.ordered_sum(-(logarithms * shares.cpu().numpy()).T)),
+    ]
+    for given, smoothing, wanted in cases:
+        for function in (torch_reduce.cross_entropy, torch.compile(torch_reduce.cross_entropy, backend="aot_eager")):
+            torch._dynamo.reset()
+            loss = function(x, given, weight, reduction="sum", label_smoothing=smoothing)
+            found = torch.autograd.grad(loss, weight)[0]
+            assert_same_bits(found.cpu() + 0.0, torch.tensor(np.array(wanted)) + 0.0, f"{smoothing} {given.dtype}")
 
 
 @pytest.mark.parametrize(("name", "of_weight"), PAIRS_OF_DTYPES)

@@ -72,6 +72,24 @@ Tensor counts_of(const Targets& targets, const Tensor& weight, at::ScalarType dt
       .masked_fill(targets.ignored, 0);
 }
 
+// The weights of classes beside logits, whose classes are dim d.
+Tensor beside(const Tensor& weight, const Tensor& logits, int64_t d, at::ScalarType dtype) {
+  const Tensor wide = weight.to(dtype);
+  c10::SymInt rows = 1;
+  c10::SmallVector<c10::SymInt, kCommonRank> alone(logits.dim(), 1), others;
+  alone[d] = wide.sym_size(0);
+  for (int64_t k = 0; k < logits.dim(); ++k) {
+    if (k == d) continue;
+    rows *= logits.sym_size(k);
+    others.push_back(logits.sym_size(k));
+  }
+  if (!wide.requires_grad()) return wide.view_symint(alone);
+  // Each row reads the same weights, so that their gradient is a sum by index: torch's of a broadcast adds in no fixed order.
+  const Tensor zeros = at::zeros_symint({rows}, wide.options().dtype(at::kInt).requires_grad(false));
+  others.push_back(wide.sym_size(0));
+  return gathered::along(wide.unsqueeze(0), {}, {zeros, {}, {}}, {}, 0, dtype).view_symint(others).movedim(-1, d);
+}
+
 void check_weight(const char* name, const Tensor& weight, const c10::SymInt& classes) {
   TORCH_CHECK(!weight.defined() || (weight.dim() == 1 && weight.sym_size(0) == classes), name,
               "(): weight: expected a number for each of ", classes, " classes, but got the size ",
@@ -476,9 +494,7 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   if (has_classes && smoothing == 0 && is_plain(input, target, weight, z_loss))
     return std::get<0>(cross_entropy_operator().call(logits, target, given_weight, reduction, ignore_index, z_loss,
                                                      divisor.defined() ? OptionalTensor(divisor) : std::nullopt, dtype));
-  c10::SmallVector<c10::SymInt, kCommonRank> along(input.dim(), 1);
-  along[d] = classes;
-  const Tensor of_class = weight.defined() ? weight.to(computed).view_symint(along) : Tensor();
+  const Tensor of_class = weight.defined() ? beside(weight, input, d, computed) : Tensor();
   const auto with_shift = [&](const Tensor& losses, const Tensor& ignored) {
     if (z_loss == 0) return losses;
     const Tensor shift = shift_of(input, d, computed), part = multiplied(shift * shift, number_like(z_loss, shift));
