@@ -432,7 +432,7 @@ def case_packages():
 
 
 def case_losses_of_norms():
-    """The case of test_rounding.py; and torch's sum by index in the kernel of a single row, which adds each number once."""
+    """The case of test_rounding.py; and torch's sum by index in the kernel of a single row adds each number once."""
 
     def losses(x, w, target):
         y = R.layer_norm(R.rms_norm(x, 37, w), 37, w, w)

@@ -231,7 +231,7 @@ PAIRS_OF_DTYPES = [("float32", "float64"), ("float64", "float32"), ("float32", "
 
 
 def test_gradients_of_class_weights(device):
-    """Ordered sums over the rows: of a class's own losses, and of all rows where targets are smoothed or probabilities."""
+    """Ordered sums over rows: of a class's own losses, and of all where targets are smoothed or probabilities."""
     x, target = random((9001, 3), "float32", 52, device), targets((9001,), 3, device, ignored=-100)
     shares = random((9001, 3), "float32", 53, device).abs()
     weight = torch.ones(3, device=device, requires_grad=True)
