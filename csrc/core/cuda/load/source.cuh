@@ -1,6 +1,7 @@
 // Sources: where a kernel's elements come from.
 #pragma once
 
+#include "../../plan/plan.h"
 #include "../../problem/engine.h"
 #include "../../problem/nest.h"
 #include "vectors.cuh"
