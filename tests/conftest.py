@@ -40,6 +40,7 @@ SLOW = ["test_inductor.py", "test_emulate.py", "test_exercises.py", "test_operat
 # Without a GPU most tests would be skipped, and making them alone would take as long as many a test: they are left out.
 GPU = torch.cuda.is_available()
 NO_GPU = "needs an NVIDIA GPU"
+ON_CPUS = pytest.StashKey()  # the world of CPUs
 left_out = 0  # so many of those that were asked for
 
 
@@ -146,11 +147,18 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="module")
 def world(request):
     """Eight ranks, or as many as NCCL can have; tests run on all of them, on the first few, or on any."""
-    if request.param != "cpu" and not GPU:
-        pytest.skip(NO_GPU)
-    ranks = World(request.param)
-    yield ranks
-    ranks.close()
+    if request.param != "cpu":
+        if not GPU:
+            pytest.skip(NO_GPU)
+        ranks = World(request.param)
+        yield ranks
+        ranks.close()
+        return
+    world = request.config.stash.get(ON_CPUS, None)  # one for all modules: idle ranks take nothing
+    if world is None or not world.whole:
+        world = request.config.stash[ON_CPUS] = World()
+        request.config.add_cleanup(world.close)
+    yield world
 
 
 @pytest.fixture
