@@ -314,6 +314,19 @@ def bars(results):
     return found
 
 
+def verdicts(results):
+    """A line for each rival, of the GPU or of the CPU: of how many cells we are faster, of how many slower."""
+    lines = []
+    for where, cases in (("", results["cases"]), (" on the CPU", results.get("cpu", {}).get("cases", []))):
+        for rival, m in means(measured(cases)).items():
+            pairs = [(case, value) for case, _, value in ratios(measured(cases), (rival,))]
+            faster, slower = (sum(settled(c, rival) and sign * (v - 1) > 0 for c, v in pairs) for sign in (1, -1))
+            as_fast = f", {m.cells - faster - slower} as fast" if faster + slower < m.cells else ""
+            text = f"{m.cells} cells beside {RIVALS[rival]}{where}: {faster} faster, {slower} slower{as_fast}"
+            lines.append(f"{text}; geometric mean {m.mean:.2f}×")
+    return lines
+
+
 def summary_lines(results):
     """The end of a run, for people: losses first."""
     cases, cpu = results["cases"], results.get("cpu", {}).get("cases", [])

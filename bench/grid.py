@@ -40,6 +40,8 @@ VARIED = ("compile", "read")  # candidates with variants, as "compile PDL" or "r
 ROUNDS, MOST_ROUNDS = 11, 77
 BACK_TO_BACK_ROUNDS = 5
 CPU_PASSES = 3  # over all cells, so that other work on the machine does not fall on one cell alone
+SHORT_CPU_SECONDS = 50.0  # a short run has its third pass only if that ends before
+CPU_SECONDS, SHORT_CELL_SECONDS = 4.0, 0.4  # that timing a cell once may take, where rounds can be cut
 NEAR = 0.03  # a ratio this near to 1 is measured on until it is settled
 AHEAD = 4  # cells a process compiles ahead at a time
 
@@ -86,6 +88,7 @@ def main(arguments=None):
     print_small_calls(results.table.get("small_calls"))
     print("\n" + "\n".join(bars.summary_lines(results.table)))
     print(f"\n{clock.elapsed():.0f} s in all" + (f"; written: {results.path}" if results.path else ""))
+    print("\n".join(bars.verdicts(results.table)))
     if left:
         print(f"{len(left)} cells are left, from {left[0].name!r} on; the same command with --resume continues")
     if wrong := results.errors():
@@ -437,22 +440,37 @@ def run_cpu(cells, results, options, clock, beside_gpu):
     threads = torch.get_num_threads()
     if not beside_gpu:
         print("\nNO GPU IS USED HERE: this measures the CPU backend against torch.sum on the CPU.")
-    print(f"CPU, {threads} threads; one buffer, so small inputs come from the caches.\n{HEADER}", flush=True)
-    passes = {case.name: [] for case in todo}
+    print(f"CPU, {threads} threads; one buffer, so small inputs come from the caches.", flush=True)
+    measure = functools.partial(measure_cpu, seconds=SHORT_CELL_SECONDS if options.short else CPU_SECONDS)
+    begin = said = clock.elapsed()
+    most, passes = CPU_PASSES, {case.name: [] for case in todo}
     for number in range(1, CPU_PASSES + 1):
-        print(f"pass {number} of {CPU_PASSES}: the numbers are of all passes so far", flush=True)
+        if options.short and number > 1:  # as many passes as there is time for, two at least
+            took = (clock.elapsed() - begin) / (number - 1)
+            most = number if clock.elapsed() + 2 * took > SHORT_CPU_SECONDS else most
+        if number == most:
+            print(CPU_HEADER)
         for i, case in enumerate(todo):
             if not clock.enough(10):
-                return todo[i:] if number == CPU_PASSES else todo
-            result = guarded(functools.partial(measure_cpu, passes=passes[case.name]), case, against)
-            if number == CPU_PASSES:
+                return todo[i:] if number == most else todo
+            result = guarded(functools.partial(measure, passes=passes[case.name], last=number == most), case, against)
+            now = clock.elapsed()
+            left = (now - begin) * (most * len(todo) / ((number - 1) * len(todo) + i + 1) - 1)
+            progress = f"{minutes(now)}, about {minutes(left)} left"
+            if number == most:
                 results.add(result, cpu=True)
-            print(f"{row_text(result)}   [{i + 1}/{len(todo)}  {minutes(clock.elapsed())}]", flush=True)
+                print(f"{row_text(result, on_cpu=True)}   [{i + 1}/{len(todo)}  {progress}]", flush=True)
+            elif now - said > 5 or i + 1 == len(todo) or (number, i) == (1, 0):
+                said = now
+                print(f"    pass {number} of {most}: {i + 1} of {len(todo)} cells, {progress}", flush=True)
+        if number == most:
+            break
     return []
 
 
-def measure_cpu(case, against, passes):
-    """The cell's result after one more pass; `passes` are the times of those before, and of this one afterwards."""
+def measure_cpu(case, against, passes, last, seconds):
+    """The cell's result after one more pass, which may be the last; `passes` are the times of those before, and of this
+    one afterwards."""
     view = case.view(case.flat("cpu"))
     result = who.our_sum(case, view)
     wide = view.float() if case.dtype.itemsize == 1 and case.dtype.is_floating_point else view
@@ -468,12 +486,13 @@ def measure_cpu(case, against, passes):
             failed["torch"] = timing.first_line(error)
 
     def measure(repeats):
-        passes.append(timing.cpu_times(candidates, view, lambda: case.make_out("cpu"), repeats=repeats))
+        out = functools.partial(case.make_out, "cpu")
+        passes.append(timing.cpu_times(candidates, view, out, repeats=repeats, budget_s=seconds))
         return timing.merged(passes)
 
     first = times = measure(ROUNDS)
     near = unsettled(times)
-    if near and len(passes) == CPU_PASSES:
+    if near and last:
         times = measure(MOST_ROUNDS)
         near = unsettled(times)
     if not who.same_bits(times["ours"].outputs[0], result):
@@ -543,29 +562,31 @@ def print_small_calls(table):
 
 HEADER = f"{'cell':<62}{'MB':>9}{'ours µs':>11}{'GB/s':>8}{'% read':>8}{'×torch':>9}{'×compile':>10}{'×CUB':>8}"
 HEADER += f"{'b2b µs':>10}{'×torch':>8}"
+CPU_HEADER = f"{'cell':<44}{'MB':>9}{'ours µs':>11}{'GB/s':>8}{'×torch':>9}"
 
 
 def _cell(value, pattern, width):
     return ("–" if value is None else pattern.format(value)).rjust(width)
 
 
-def row_text(case):
+def row_text(case, on_cpu=False):
+    """A cell's line; on the CPU it has the columns that there are."""
+    width = 44 if on_cpu else 62
     if "us" not in case:
-        return (
-            f"{case['name']:<62}  {'skipped: ' + case['skipped'] if 'skipped' in case else 'ERROR: ' + case['error']}"
-        )
+        what = "skipped: " + case["skipped"] if "skipped" in case else "ERROR: " + case["error"]
+        return f"{case['name']:<{width}}  {what}"
     cells = [
         _cell(case["bytes"] / 1e6, "{:.3f}" if case["bytes"] < 1e6 else "{:.1f}", 9),
         _cell(case["us"]["ours"], "{:.2f}", 11),
         _cell(bars.gbps(case), "{:.0f}", 8),
-        _cell(bars.percent(case), "{:.1f}", 8),
+        None if on_cpu else _cell(bars.percent(case), "{:.1f}", 8),
         _cell(bars.ratio(case, "torch"), "{:.2f}", 9),
-        _cell(bars.ratio(case, "compile"), "{:.2f}", 10),
-        _cell(bars.ratio(case, "cub"), "{:.2f}", 8),
+        None if on_cpu else _cell(bars.ratio(case, "compile"), "{:.2f}", 10),
+        None if on_cpu else _cell(bars.ratio(case, "cub"), "{:.2f}", 8),
     ]
     if beside := bars.back_to_back(case):
         cells += [_cell(beside["us"]["ours"], "{:.2f}", 10), _cell(bars.ratio(beside, "torch"), "{:.2f}", 8)]
-    return f"{case['name']:<62}" + "".join(cells)
+    return f"{case['name']:<{width}}" + "".join(filter(None, cells))
 
 
 # --- profiling ----------------------------------------------------------------------------------------------

@@ -37,8 +37,51 @@ DOCS = {
 SLOW = ["test_inductor.py", "test_emulate.py", "test_exercises.py", "test_operators.py", "test_dtensor.py"]
 
 
-def pytest_collection_modifyitems(items):
-    """Marks them, and puts slow files first."""
+# Without a GPU most tests would be skipped, and making them alone would take as long as many a test: they are left out.
+GPU = torch.cuda.is_available()
+NO_GPU = "needs an NVIDIA GPU"
+ON_CPUS = pytest.StashKey()  # the world of CPUs
+left_out = 0  # so many of those that were asked for
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config, items):
+    """Marks tests of documents, and puts slow files first. Counts what is left out for want of a GPU, of what `-k` and
+    `-m` choose."""
+    global left_out
+    mark_and_sort(items)
+    yield
+    if GPU:
+        return
+    kept, seen = [], set()
+    for item in items:
+        if "cuda" in item.fixturenames and (item.path, item.originalname) in seen:
+            left_out += 1  # one of a function is kept, which is skipped
+            continue
+        if "cuda" in item.fixturenames:
+            seen.add((item.path, item.originalname))
+        elif "device" in item.fixturenames:
+            left_out += 1
+        elif "world" in item.fixturenames:
+            left_out += len(item.module.WORLDS) - len(worlds_of(item.module))
+        kept.append(item)
+    items[:] = kept
+
+
+def pytest_sessionfinish(session):
+    """A worker of pytest-xdist tells the process that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = left_out
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Takes a worker's count: each of them has collected all tests."""
+    global left_out
+    left_out = max(left_out, getattr(node, "workeroutput", {}).get("left_out", 0))
+
+
+def mark_and_sort(items):
     items.sort(key=lambda item: item.path.name not in SLOW)
     for item in items:
         if item.path.name in DOCS:
@@ -55,11 +98,9 @@ def pytest_addoption(parser):
     parser.addoption("--recipe", action="store_true", help="build a new operation by CONTRIBUTING.md's recipe, too")
 
 
-@pytest.fixture(scope="session", params=["cpu", "cuda"])
+@pytest.fixture(scope="session", params=["cpu", "cuda"] if GPU else ["cpu"])
 def device(request):
     """Every device present."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
     return request.param
 
 
@@ -72,8 +113,8 @@ def op(request):
 @pytest.fixture(scope="session")
 def cuda():
     """The first GPU."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
+    if not GPU:
+        pytest.skip(NO_GPU)
     return "cuda"
 
 
@@ -92,20 +133,32 @@ def pytest_runtest_logfinish():
         torch.cuda.empty_cache()
 
 
+def worlds_of(module):
+    """The kinds of worlds that a module names, as far as this machine has them; one of them in any case."""
+    return module.WORLDS if GPU else [kind for kind in module.WORLDS if kind == "cpu"] or module.WORLDS[:1]
+
+
 def pytest_generate_tests(metafunc):
     """A test of ranks runs on each kind of world that its module names."""
     if "world" in metafunc.fixturenames:
-        metafunc.parametrize("world", metafunc.module.WORLDS, indirect=True, scope="module")
+        metafunc.parametrize("world", worlds_of(metafunc.module), indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
 def world(request):
     """Eight ranks, or as many as NCCL can have; tests run on all of them, on the first few, or on any."""
-    if request.param != "cpu" and not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU")
-    ranks = World(request.param)
-    yield ranks
-    ranks.close()
+    if request.param != "cpu":
+        if not GPU:
+            pytest.skip(NO_GPU)
+        ranks = World(request.param)
+        yield ranks
+        ranks.close()
+        return
+    world = request.config.stash.get(ON_CPUS, None)  # one for all modules: idle ranks take nothing
+    if world is None or not world.whole:
+        world = request.config.stash[ON_CPUS] = World()
+        request.config.add_cleanup(world.close)
+    yield world
 
 
 @pytest.fixture
@@ -149,8 +202,12 @@ def slowest(reports, count=40):
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist only knows its own part
+        return
+    if left_out:
+        terminalreporter.write_line(f"{left_out:,} tests were left out: each {NO_GPU}, and none is here")
     path = config.getoption("--report")
-    if not path or hasattr(config, "workerinput"):  # a worker of pytest-xdist only knows its own part
+    if not path:
         return
 
     def reports(*names):
@@ -158,21 +215,22 @@ def pytest_terminal_summary(terminalreporter, config):
 
     failed, skipped = reports("failed", "error"), reports("skipped")
     skips = collections.Counter(map(skip_reason, skipped))
+    if left_out:
+        skips[NO_GPU] += left_out
     command = [sys.executable, str(ROOT / "bench" / "provenance.py")]
     provenance = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
-    gpu = torch.cuda.is_available()
     report = {
         "csrc": provenance,
         "architectures": build_facts()["architectures"],
-        "gpu": torch.cuda.get_device_name(0) if gpu else None,
-        "driver": _driver() if gpu else None,
+        "gpu": torch.cuda.get_device_name(0) if GPU else None,
+        "driver": _driver() if GPU else None,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
         "date": datetime.date.today().isoformat(),
         "passed": len(reports("passed")),
         "failed": len(failed),
-        "skipped": len(skipped),
+        "skipped": len(skipped) + left_out,
         "failures": [{"test": report.nodeid, "reason": last_error(report)} for report in failed],
         "skips": dict(skips.most_common()),
         "durations": slowest(reports("passed", "failed", "error", "skipped", "")),  # "": set-ups and tear-downs

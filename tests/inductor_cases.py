@@ -88,8 +88,10 @@ def interpret():
         "user_autotune": heuristic(XBLOCK=Interpreted.ROWS),
     }
 
+    folder = tempfile.TemporaryDirectory()  # Triton reads the sources again, until the process ends
+
     def compile_kernel(self, name, source, device_str=None):
-        with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", suffix=".py", dir=folder.name, delete=False) as file:
             file.write(source)
         module = types.ModuleType(name)
         module.__file__ = file.name
@@ -317,13 +319,15 @@ def case_results_are_not_written_by_the_backward_pass():
 
 
 def case_sizes_known_only_from_the_data():
-    """All calls of test_compile.py on a vector whose size nobody knows before. torch adds up the gradients."""
+    """Two calls of each name of test_compile.py on a vector whose size nobody knows before, in turns: that file traces
+    all of them. torch adds up the gradients."""
     from test_compile import UNKNOWN, of_positive, with_gradient
 
     x, close = torch.tensor([1.0, -2, 3, 4, -5, 6, 7, 2.5]), functools.partial(assert_close, equal_nan=True)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        for name in UNKNOWN:
-            compare(functools.partial(with_gradient, of_positive(name)), x, compare_results=close)
+        for k, (name, calls) in enumerate(UNKNOWN.items()):
+            two = [calls[k % len(calls)], calls[(k + 3) % len(calls)]]
+            compare(functools.partial(with_gradient, of_positive(name, calls=two)), x, compare_results=close)
 
 
 def case_halves_are_rounded():
@@ -392,7 +396,7 @@ def case_batches_and_sizes():
     for n in (70, 700, 5000):
         x = data((BATCH, n), "float32", n).to(DEVICE)
         right = cpu(f(x))
-        for rows in (2, 5, BATCH):
+        for rows in (2, BATCH):
             assert_same_bits(cpu(compiled(x[:rows])), tuple(y[:rows] for y in right), (n, rows))
 
 
@@ -443,7 +447,8 @@ def case_losses_of_norms():
     def summed(x, w, target):
         return torch.func.grad(lambda x, w: sum(y.sum() for y in losses(x, w, target)), (0, 1))(x, w)
 
-    x, w, target = data((70, 37), "float32", 7), data((37,), "float32", 8), torch.arange(70) % 37
+    rows, classes = (70, 37) if DEVICE == "cuda" else (20, 7)  # more rows than a program has, and than there are classes
+    x, w, target = data((rows, 37), "float32", 7), data((37,), "float32", 8), torch.arange(rows) % classes
     target[3] = -100
     compare(losses, x, w, target, compare_results=assert_close)
     compare(summed, x, w, target, compare_results=assert_close)

@@ -117,12 +117,16 @@ def main(device="cpu", what=""):
     torch.zeros(1, device=device).requires_grad_().sum().backward()  # torch's own threads begin
     if what == "torch":
         return control(device)
-    for what, call in calls(device):
-        for threads in (1, 5) if device == "cpu" else (1,):
-            torch.set_num_threads(threads)
-            wanted, got = call(), []
-            in_small_thread(lambda call=call, got=got: got.append(call()))
-            assert_same_bits(got[0], wanted, (what, threads))
+    made = list(calls(device))
+    wanted = [call() for _, call in made]
+
+    def compare(threads):
+        torch.set_num_threads(threads)
+        for (what, call), right in zip(made, wanted, strict=True):
+            assert_same_bits(call(), right, (what, threads))
+
+    for threads in (1, 5) if device == "cpu" else (1,):
+        in_small_thread(lambda threads=threads: compare(threads))
     print("64 KiB are enough")
 
 

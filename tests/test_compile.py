@@ -193,12 +193,12 @@ for op in SEGMENTS:
     UNKNOWN[str(op)] += [lambda v, op=op: op.function((torch.arange(12.0, device=v.device) * v.sum(), inside(v)))]
 
 
-def of_positive(*names):
-    """All calls of these names, on the positive elements of a tensor."""
+def of_positive(name, calls=None):
+    """All calls of this name, or these of them, on the positive elements of a tensor."""
 
     def function(x):
         v = x[x > 0]
-        return [call(v) for name in names for call in UNKNOWN[name]]
+        return [call(v) for call in calls or UNKNOWN[name]]
 
     return function
 

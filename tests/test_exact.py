@@ -1,6 +1,7 @@
 """Exact sums: the nearest number of the result's dtype, by Python's fractions, in any order, layout and dtype."""
 
 import fractions
+import functools
 import itertools
 import math
 import random
@@ -42,7 +43,7 @@ functions = pytest.mark.parametrize("function", FUNCTIONS)
 FORMATS = {"float64": (53, -1074), "float32": (24, -149), "float16": (11, -24), "bfloat16": (8, -133)}
 FORMATS |= {"float8_e5m2": (3, -16), "float8_e4m3fn": (4, -9)}
 REALS = [name for name in DTYPES if name not in COMPLEX]
-ONE = 1 << 1074  # 1.0 as a multiple of the smallest float64
+LARGEST = {name: fractions.Fraction(torch.finfo(getattr(torch, name)).max) for name in FORMATS}
 
 
 # --- the model: Python's integers and fractions, and nothing of ours --------------------------------------------------
@@ -53,23 +54,41 @@ def nearest(value, name):
     digits, lowest = FORMATS[name]
     if value == 0:
         return 0.0
-    size = abs(value)
-    exponent = size.numerator.bit_length() - size.denominator.bit_length()
-    exponent -= size < fractions.Fraction(2) ** exponent
-    unit = fractions.Fraction(2) ** max(exponent - digits + 1, lowest)
-    rounded = round(value / unit) * unit  # Python rounds ties to even
-    if abs(rounded) > torch.finfo(dtype_of(name)).max:
+    above, below = abs(value.numerator), value.denominator
+    exponent = above.bit_length() - below.bit_length()
+    exponent -= above << max(-exponent, 0) < below << max(exponent, 0)
+    unit = max(exponent - digits + 1, lowest)  # the result is a multiple of 2**unit
+    below <<= max(unit, 0)
+    above <<= max(-unit, 0)
+    whole, rest = divmod(above, below)
+    whole += 2 * rest > below or (2 * rest == below and whole % 2)
+    if fractions.Fraction(whole) * fractions.Fraction(2) ** unit > LARGEST[name]:
         return math.nan if name == "float8_e4m3fn" else math.inf if value > 0 else -math.inf
-    return float(rounded)
+    return math.ldexp(whole if value > 0 else -whole, unit)
 
 
-def multiple(x):
-    """A finite float as a multiple of the smallest float64; an integer likewise."""
+def parts_of(x):
+    """A finite float as (m, e), of which it is m * 2**e; an integer likewise."""
     if isinstance(x, int):
-        return x * ONE
+        return x, 0
     mantissa, exponent = math.frexp(x)
-    whole, shift = int(mantissa * 2**53), exponent - 53 + 1074
-    return whole << shift if shift >= 0 else whole >> -shift
+    return int(mantissa * 2**53), exponent - 53
+
+
+def total_of(parts):
+    """The sum of m * 2**e over (m, e), as a fraction: those of one e are added first."""
+    sums = {}
+    for mantissa, exponent in parts:
+        sums[exponent] = sums.get(exponent, 0) + mantissa
+    lowest = min(sums)
+    total = sum(mantissa << (exponent - lowest) for exponent, mantissa in sums.items())
+    return fractions.Fraction(total << lowest if lowest > 0 else total, 1 << max(-lowest, 0))
+
+
+@functools.lru_cache(maxsize=5000)
+def sum_of(elements):
+    """The sum of finite numbers as a fraction; the same ones are summed for several dtypes."""
+    return total_of(map(parts_of, elements))
 
 
 def modelled(elements, name, mean=False, nan_is_zero=False):
@@ -84,7 +103,7 @@ def modelled(elements, name, mean=False, nan_is_zero=False):
         return math.nan if name == "float8_e4m3fn" else found
     if all(isinstance(x, float) and x == 0 and math.copysign(1, x) < 0 for x in elements):
         return -0.0
-    total = fractions.Fraction(sum(map(multiple, elements)), ONE * (len(elements) if mean else 1))
+    total = sum_of(tuple(elements)) / (len(elements) if mean else 1)
     rounded = nearest(total, name)
     return -0.0 if rounded == 0 and total < 0 else rounded
 

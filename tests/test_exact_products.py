@@ -4,6 +4,7 @@ test_exact.py has the model, and what all exact sums share.
 """
 
 import fractions
+import functools
 import itertools
 import math
 
@@ -16,7 +17,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import torch_reduce
 from support import COMPLEX, FLOATING, INTEGER, assert_same_bits, data, dtype_of, name_of, reduced_dims
 from test_autocast import without_a_gpu
-from test_exact import FORMATS, KINDS, ONE, REALS, finite_max, lists, multiple, nearest, patterns, rows_of, shuffled
+from test_exact import FORMATS, KINDS, REALS, finite_max, lists, nearest, parts_of, patterns, rows_of, shuffled, total_of
 from test_layouts import LAYOUTS
 from test_meta import opcheck
 
@@ -45,6 +46,13 @@ def root_of(value):
     return fractions.Fraction(2 * whole + (whole**2 != scaled), 2 << DEEP)
 
 
+@functools.lru_cache(maxsize=5000)
+def sum_of_products(pairs):
+    """The sum of products of finite numbers as a fraction; the same ones are summed for several dtypes."""
+    parts = ((parts_of(a), parts_of(b)) for a, b in pairs)
+    return total_of((a[0] * b[0], a[1] + b[1]) for a, b in parts)
+
+
 def modelled(pairs, name, root=False):
     """The sum of products of pairs of Python's numbers, or its root, as a float."""
     if not pairs:
@@ -53,10 +61,9 @@ def modelled(pairs, name, root=False):
     if special:
         found = special[0] if len(set(special)) == 1 else math.nan
         return math.nan if name == "float8_e4m3fn" else found
-    products = [multiple(a) * multiple(b) for a, b in pairs]
-    if not any(products) and all(is_minus(a) != is_minus(b) for a, b in pairs):
+    if not any(a and b for a, b in pairs) and all(is_minus(a) != is_minus(b) for a, b in pairs):
         return -0.0
-    total = fractions.Fraction(sum(products), ONE**2)
+    total = sum_of_products(tuple(pairs))
     rounded = nearest(root_of(total) if root else total, name)
     return -0.0 if rounded == 0 and total < 0 else rounded
 
@@ -350,10 +357,8 @@ def test_large(name, device):
     """Hundreds of thousands of products, in any order and layout; and threads change nothing."""
     n = 300_000
     x, w = data((n,), name, 1, device), data((n,), name, 2, device)
-    products = [multiple(a) * multiple(b) for a, b in zip(x.tolist(), w.tolist(), strict=True)]
-    wanted = nearest(fractions.Fraction(sum(products), ONE**2), "float64")
-    squares = sum(multiple(a) ** 2 for a in x.tolist())
-    root = nearest(root_of(fractions.Fraction(squares, ONE**2)), "float64")
+    wanted = nearest(sum_of_products(tuple(zip(x.tolist(), w.tolist(), strict=True))), "float64")
+    root = nearest(root_of(sum_of_products(tuple((a, a) for a in x.tolist()))), "float64")
     before = torch.get_num_threads()
     try:
         for threads in (1, 3):

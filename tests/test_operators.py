@@ -4,8 +4,8 @@ defined: it does not end the process, and gives the same bits whatever was in th
 
 As a program: calls a part of the operators, and prints what each call gave."""
 
+import functools
 import hashlib
-import itertools
 import json
 import random
 import re
@@ -18,7 +18,7 @@ import torch
 import torch_reduce
 from support import python
 
-PAIRS = 40  # calls of an operator in which two arguments do not fit
+PAIRS = 50  # of arguments that do not fit, for each operator: most of them are two different arguments
 OPS = torch.ops.gpureduce
 
 
@@ -199,26 +199,39 @@ TEXTS = {
 
 def fitting(name, argument):
     """An argument of a call that an operator takes, or that one like it takes."""
-    plain = name.partition(".")[0]
+    return maker(name, argument.name, str(argument.type), argument.has_default_value(), argument.default_value)()
+
+
+def maker(name, argument, kind, has_default, default):
+    """What makes it."""
+    key = name, argument
+    if key not in MAKERS:
+        MAKERS[key] = _maker(name.partition(".")[0], argument, kind, has_default, default)
+    return MAKERS[key]
+
+
+MAKERS = {}
+
+
+def _maker(plain, argument, kind, has_default, default):
     for known in (OF_OPERATOR.get(plain, {}), *(row for begin, row in OF_FAMILY.items() if plain.startswith(begin))):
-        if argument.name in known:
-            return known[argument.name]()
-    kind = str(argument.type)
-    if plain.startswith(PLANS) and kind == "int" and argument.name in ("input", "result", "weight"):
-        return torch.float32
-    if argument.name in FITTING:
-        value = FITTING[argument.name]()
-        is_list = "List[" in kind
+        if argument in known:
+            return known[argument]
+    if plain.startswith(PLANS) and kind == "int" and argument in ("input", "result", "weight"):
+        return lambda: torch.float32
+    if argument in FITTING:
+        make = FITTING[argument]
+        value, is_list = make(), "List[" in kind
         if isinstance(value, torch.Tensor) == ("Tensor" in kind) and not (is_list and isinstance(value, torch.Tensor)):
-            return [value] if is_list and not isinstance(value, list) else value
-    if argument.has_default_value():
-        return argument.default_value
+            return (lambda: [make()]) if is_list and not isinstance(value, list) else make
+    if has_default:
+        return lambda: default
     if kind.startswith("Optional"):
-        return None
+        return lambda: None
     makers = {"Tensor": floats(4, 5), "int": lambda: 1, "bool": lambda: False, "float": lambda: 0.5, "str": str}
     makers |= {"List[int]": lambda: [1], "List[Tensor]": lambda: [floats(4, 5)()], "number": lambda: 2}
     makers |= {"List[str]": lambda: ["sum"], "List[bool]": lambda: [True, True]}
-    return makers[kind]()
+    return makers[kind]
 
 
 # --- arguments that do not --------------------------------------------------------------------------------------------
@@ -345,6 +358,12 @@ def digest(value):
     return f"{facts} {tuple(value.shape)} {hashlib.sha256(data.numpy().tobytes()).hexdigest()[:12]}"
 
 
+@functools.cache
+def arguments_of(name):
+    """The operator's arguments; of a schema they are made anew each time."""
+    return operator_of(name)._schema.arguments
+
+
 def to_device(value, device):
     if isinstance(value, torch.Tensor):
         return value.to(device)
@@ -353,10 +372,11 @@ def to_device(value, device):
 
 def call(name, changed, device):
     operator = operator_of(name)
-    arguments = operator._schema.arguments
-    values = {a.name: to_device(fitting(name, a), device) for a in arguments}
+    arguments = arguments_of(name)
     try:
-        values |= {argument: make() for argument, make in changed.items()}
+        values = {
+            a.name: changed[a.name]() if a.name in changed else to_device(fitting(name, a), device) for a in arguments
+        }
     except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError):
         return "there is no such argument"
     positional = [values.pop(a.name) for a in arguments if not a.kwarg_only]
@@ -369,7 +389,7 @@ def call(name, changed, device):
 def has_indices(name):
     return any(
         isinstance(v, torch.Tensor) and v.dtype == torch.int64
-        for a in operator_of(name)._schema.arguments
+        for a in arguments_of(name)
         for v in torch.utils._pytree.tree_leaves(fitting(name, a))
     )
 
@@ -387,12 +407,13 @@ def main(device):
         if name.startswith(TIMED) or name.partition(".")[0] in ("_remember", "_set_gathered_bytes"):
             continue
         changes = []
-        for argument in operator_of(name)._schema.arguments:
+        for argument in arguments_of(name):
             value = to_device(fitting(name, argument), device)
             changes += [(argument.name, n, make) for n, make in others(argument, value, device == "cuda").items()]
         choose = random.Random(name)
-        pairs = [p for p in itertools.combinations(changes, 2) if p[0][0] != p[1][0]]
-        for calls in [(), *((c,) for c in changes), *choose.sample(pairs, min(PAIRS, len(pairs)))]:
+        pairs = [choose.sample(changes, 2) for _ in range(PAIRS)] if len(changes) > 1 else []
+        pairs = [pair for pair in pairs if pair[0][0] != pair[1][0]]
+        for calls in [(), *((c,) for c in changes), *pairs]:
             title = f"{name} " + ", ".join(f"{argument}={what}" for argument, what, _ in calls)
             print(title, end=": ", flush=True)
             print(call(name, {argument: make for argument, _, make in calls}, device), flush=True)
@@ -444,9 +465,8 @@ def test_private_operators_check_what_they_read(device):
 
 def called(name, device, **changed):
     """The result of an operator for arguments that fit, but for some, or the error."""
-    operator = operator_of(name)
-    arguments = operator._schema.arguments
-    values = {a.name: to_device(fitting(name, a), device) for a in arguments} | changed
+    operator, arguments = operator_of(name), arguments_of(name)
+    values = {a.name: to_device(fitting(name, a), device) for a in arguments if a.name not in changed} | changed
     positional = [values.pop(a.name) for a in arguments if not a.kwarg_only]
     try:
         with warnings.catch_warnings():
@@ -459,7 +479,7 @@ def called(name, device, **changed):
 def test_meta_tensors_beside_others(device):
     """No operator takes one tensor with data and one without: it would give a result that nobody has written."""
     for name in all_operators():
-        values = {a.name: fitting(name, a) for a in operator_of(name)._schema.arguments}
+        values = {a.name: fitting(name, a) for a in arguments_of(name)}
         tensors = [argument for argument, value in values.items() if isinstance(value, torch.Tensor)]
         for argument in tensors if len(tensors) > 1 and not name.startswith(TIMED) else []:
             found = called(name, device, **{argument: values[argument].to("meta")})
@@ -489,7 +509,7 @@ def test_errors_name_what_was_called(device):
         if plain.startswith("_") or (device == "cuda" and has_indices(name)):
             continue
         strange = names - {plain, plain.removeprefix("exact_")}
-        for argument in operator_of(name)._schema.arguments:
+        for argument in arguments_of(name):
             value = to_device(fitting(name, argument), device)
             for what, make in others(argument, value, device == "cuda").items():
                 try:

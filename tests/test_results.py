@@ -241,7 +241,8 @@ def test_grid_on_the_cpu(tmp_path):
     command = ["bench/grid.py", "--cpu", "--only", r"(full|rows) bfloat16 (2\^10|\(65536, 100\))$", "--resume", file]
     result = bench(*command)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "NO GPU IS USED HERE" in result.stdout
+    assert "NO GPU IS USED HERE" in result.stdout and result.stdout.count("rows bfloat16 (65536, 100)  ") == 1
+    assert "\n2 cells beside torch.sum on the CPU: " in result.stdout
     found = json.loads(file.read_text())["cpu"]["cases"]
     assert [case["name"] for case in found] == ["full bfloat16 2^10", "rows bfloat16 (65536, 100)"]
     assert all(case["us"]["ours"] > 0 and case["us"]["torch"] > 0 for case in found)
@@ -264,6 +265,31 @@ def test_grid_on_the_cpu(tmp_path):
     file.write_text(json.dumps(results | {"torch": "1.0", "cases": [cell]}))
     assert "of another torch: measuring everything anew" in bench(*command).stdout
     assert not json.loads(file.read_text())["cases"]
+
+
+@pytest.mark.parametrize("a_cell, passes", [(1, 3), (8, 2), (100, 2)])
+def test_short_grid_on_the_cpu(a_cell, passes, monkeypatch, capsys):
+    """A short run has fewer passes where cells take long, prints a row a cell and says how much time is left."""
+    cells = cases.cpu_cases()[:3]
+    clock = types.SimpleNamespace(now=0.0, enough=lambda seconds: True)
+    clock.elapsed = lambda: clock.now
+    kept, calls = [], []
+
+    def measure(case, against, **named):
+        clock.now += a_cell
+        calls.append((case.name, named["last"], named["seconds"]))
+        return made_up(case.name, torch=2.0)
+
+    monkeypatch.setattr(grid, "measure_cpu", measure)
+    results = types.SimpleNamespace(has=lambda *args, **named: False, add=lambda result, cpu: kept.append(result))
+    options = types.SimpleNamespace(short=True, against=("torch",))
+    assert grid.run_cpu(cells, results, options, clock, False) == []
+    assert calls == [(c.name, p == passes, 0.4) for p in range(1, passes + 1) for c in cells]
+    assert [result["name"] for result in kept] == [c.name for c in cells]
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(cells[0].name) for line in lines) == 1
+    assert f"pass 1 of 3: 1 of 3 cells, 0:{a_cell % 60:02d}, about" in "\n".join(lines) or a_cell >= 60
+    assert lines[-1].endswith("about 0:00 left]")
 
 
 # --- what the numbers say -----------------------------------------------------------------------------------
@@ -312,6 +338,16 @@ def test_losses():
     assert [(case["family"], rival) for case, rival, _ in found] == [("inside", "compile"), ("inside", "torch")]
     assert found[0][2] == pytest.approx(0.9)
     assert [bars.settled(case, rival) for case, rival, _ in found] == [True, False]
+
+
+def test_verdicts():
+    """A line for each rival counts who is faster, but for what is within the noise."""
+    assert bars.verdicts(made_up_results()) == [
+        "4 cells beside torch.sum: 3 faster, 0 slower, 1 as fast; geometric mean 1.84×",
+        "2 cells beside torch.compile: 1 faster, 1 slower; geometric mean 1.06×",
+        "2 cells beside CUB: 0 faster, 0 slower, 2 as fast; geometric mean 1.00×",
+        "1 cells beside torch.sum on the CPU: 0 faster, 1 slower; geometric mean 0.50×",
+    ]
 
 
 def test_means():

@@ -4,6 +4,7 @@ import datetime
 import functools
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 
@@ -12,6 +13,7 @@ import torch
 
 TIMEOUT = 60  # seconds that a rank waits for another
 SIZE = 8
+PRELOADED = ["torch", "torch.distributed.tensor", "torch._functorch.aot_autograd", "numpy", "pytest", "table", "worlds"]
 
 # What a world is made of, by kind: its backend, and the device of a rank where there are so many GPUs.
 KINDS = {
@@ -38,12 +40,16 @@ class World:
 
     def __init__(self, kind="cpu", size=SIZE):
         gpus = torch.cuda.device_count()
+        self.whole = True  # every rank answers
         self.kind, self.size = kind, min(size, gpus) if kind == "nccl" else size
         backend, place = KINDS[kind]
         self.devices = [place(rank, gpus) for rank in range(self.size)]
-        # A server imports torch once and then forks, so that a rank starts in no time.
+        # A server imports modules once and then forks, so that a rank starts in no time. It finds the tests' modules by
+        # this variable: sys.path is not told to it.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed.tensor", "numpy"])
+        context.set_forkserver_preload(PRELOADED)
+        path = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self._folder = tempfile.TemporaryDirectory()
         self._ends, self._processes, self._groups = [], [], []
         for rank, device in enumerate(self.devices):
@@ -55,6 +61,10 @@ class World:
             other_end.close()
             self._ends.append(end)
             self._processes.append(process)
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = path
 
     def run(self, ranks, function, *args, ends=()):
         """What function(group, *args) returns on each of `ranks`, a number or a list; an error of any rank is raised.
@@ -77,6 +87,10 @@ class World:
                 result, error = self._ends[rank].recv()
             except EOFError:
                 result, error = None, None if rank in ends else "it has ended"
+                self.whole = False
+            except TimeoutError:
+                self.whole = False
+                raise
             answers.append(result)
             if isinstance(error, TooFewRanks):
                 error, few = None, error
