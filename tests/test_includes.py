@@ -19,7 +19,10 @@ OF_TORCH = re.compile(r'^ *#include ["<](?:ATen|c10|torch|caffe2)/', re.MULTILIN
 
 # The core includes no capability, but for these files. {file: {capability: why}}
 FROM_CORE = {
-    "core/torch/ops.cpp": {"pairs": "logsumexp is a row of the table, and is computed in two passes"},
+    "core/torch/ops.cpp": {
+        "exact": "exact=True of a row of the table is another operator of it",
+        "pairs": "logsumexp is a row of the table, and is computed in two passes",
+    },
     "core/torch/inspect.cpp": {
         "exact": "private operators set for tests how exact sums are cut on the CPU",
         "segments": "private operators set for tests how segments are cut on the CPU",

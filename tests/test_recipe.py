@@ -37,10 +37,11 @@ ON_GPUS = """\
       if (map == Map::fourth) return each<Acc>(numbers, [](Complex<Real> x) { return fourth(x.re); });
 """
 GRADIENT = """\
-  } else if constexpr (op == Operation::fourths) {
-    const at::Tensor by = widened(grad);
-    const auto times = [&](const at::Tensor& x) { return apply(Formula::product, self, {x}, by.scalar_type()); };
-    return apply(Formula::product, self, {times(times(4 * by))}, dtype);
+    case Operation::fourths: {
+      const at::Tensor by = widened(grad);
+      const auto times = [&](const at::Tensor& x) { return apply(Formula::product, self, {x}, by.scalar_type()); };
+      return apply(Formula::product, self, {times(times(4 * by))}, dtype);
+    }
 """
 # The second row has no kernel for integers: its calls must say so.
 ROWS = """\
@@ -86,7 +87,7 @@ EDITS = [
         "before",
     ),
     ("csrc/core/operation.h", "  X(_amax, same,", ROWS, "before"),
-    ("csrc/core/torch/autograd.cpp", "  } else if constexpr (op == Operation::nansum) {\n", GRADIENT, "before"),
+    ("csrc/core/torch/autograd.cpp", "    case Operation::nansum: return ", GRADIENT, "before"),
     ("torch_reduce/_family.py", '"any", "count_nonzero", ', '"fourths", ', "after"),
     ("torch_reduce/_family.py", '_WITH_DTYPE = ("nansum", "prod"', ', "fourths"', "after"),
     ("torch_reduce/__init__.py", "import all, amax, amin, any, count_nonzero, ", "fourths, ", "after"),

@@ -1,5 +1,6 @@
-// exact_sum, exact_mean, exact_nansum and the operators of sums of squares and their roots: correctly rounded results. And the
-// states of exact sums, for torch_reduce.exact. An integer or bool result is the ordinary operator's, which rounds nothing.
+// The results of exact_sum, exact_mean, exact_nansum and the operators of sums of squares and their roots, which are defined in
+// ops.cpp: correctly rounded. And the states of exact sums, for torch_reduce.exact. An integer or bool result is the ordinary
+// operator's, which rounds nothing.
 #include "torch.h"
 
 #include <ATen/ATen.h>
@@ -15,7 +16,8 @@
 #endif
 
 #include "../core/numeric/exact.h"
-#include "../core/torch/table.h"
+#include "../core/torch/batch.h"
+#include "../core/torch/plumbing.h"
 #include "../core/torch/workspace.h"
 #include "../pairs/torch_weighted.h"
 
@@ -128,24 +130,6 @@ void sum_squares(const Tensor& self, const DimMask& reduce, bool keepdim, const 
   sum_reals({x, x}, parts, keepdim, keepdim ? out.unsqueeze(-1) : out, finish);
 }
 
-// --- the operators --------------------------------------------------------------------------------------------------------
-
-template <Operation op>
-struct Exact : TableReduction<op, true> {
-  static void compute(const TableCall<int64_t>& call, const Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype,
-                      const Tensor& out, const Tuning&) {
-    constexpr OperationInfo row = info(op);
-    if (at::isIntegralType(call.dtype, /*includeBool=*/true)) {
-      Tensor result = out;
-      out_variant<op>().call(self, dim, keepdim, call.dtype, result);
-    } else if (row.map == Map::square) {
-      sum_squares(self, call.reduce, keepdim, out, row.finish);
-    } else {
-      sum_numbers(self, call.reduce, keepdim, out, row.finish, row.map == Map::number);
-    }
-  }
-};
-
 // --- states ---------------------------------------------------------------------------------------------------------------
 
 constexpr const char* kPartial = "exact.partial";
@@ -252,6 +236,19 @@ Tensor round_batched(const Tensor& state, at::ScalarType dtype, int64_t divisor,
 
 }  // namespace
 
+void compute(Operation op, at::ScalarType dtype, const Tensor& self, OptionalDims dim, const DimMask& reduce, bool keepdim,
+             const Tensor& out) {
+  const OperationInfo row = info(op);
+  if (at::isIntegralType(dtype, /*includeBool=*/true)) {
+    Tensor result = out;
+    out_variant(op).call(self, dim, keepdim, dtype, result);
+  } else if (row.map == Map::square) {
+    sum_squares(self, reduce, keepdim, out, row.finish);
+  } else {
+    sum_numbers(self, reduce, keepdim, out, row.finish, row.map == Map::number);
+  }
+}
+
 void sum_products(const Tensor& self, const Tensor& weight, const DimMask& reduce, bool keepdim, const Tensor& out) {
   sum_reals({self, weight}, reduce, keepdim, out);
 }
@@ -260,11 +257,6 @@ void sum_products(const Tensor& self, const Tensor& weight, const DimMask& reduc
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-  for_each_exact_operation([&](auto op) {
-    using Row = exact::Exact<op>;
-    define_reduction_with_out<Row>(m);
-    put(m, Key::FuncTorchBatched, Row::name(), &Row::batched);
-  });
   define_operator<exact::partial, exact::partial_meta, nullptr, exact::partial_batched>(
       m,
       "_exact_partial(Tensor self, int[1]? dim=None, bool keepdim=False, bool nan_is_zero=False, Tensor? weight=None) -> "

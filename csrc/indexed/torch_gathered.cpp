@@ -89,7 +89,8 @@ template <Operation op>
 struct GatherReduction {
   static const char* name() { return kName<op>; }
   static constexpr const char* kArguments = gathered::kArguments;
-  static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = true;
+  static constexpr bool out_has_dtype() { return info(op).has_dtype(); }
+  static constexpr bool has_gradient() { return true; }
   static constexpr bool autocasts(c10::DeviceType) { return false; }
   using Function = gathered::Function;
 
@@ -99,7 +100,7 @@ struct GatherReduction {
                          int64_t dim, OptionalDtype dtype, const Tensor* out) {
     Call<Int> call;
     TORCH_CHECK(!weight || op == Operation::sum, name(), ": weight: only sums have weights");
-    const OptionalDtype wanted = dtype || !out || !kOutHasDtype ? dtype : OptionalDtype(out->scalar_type());
+    const OptionalDtype wanted = dtype || !out || !out_has_dtype() ? dtype : OptionalDtype(out->scalar_type());
     call.dtype = result_of(name(), op, data, weight, wanted);
     if (out) check_out_dtype(*out, call.dtype);
     TORCH_CHECK(data.dim() > 0, name(), ": expected a tensor of at least one dim, but got one of none");

@@ -159,9 +159,9 @@ std::array<Tensor, 2> tangents(const Tensor& self, const VarianceFacts& saved, c
   if (saved.dims.empty()) return {change, wide};
   const at::IntArrayRef dims(saved.dims);
   if (saved.root && self.sym_numel() == 0)  // the deviation of nothing is NaN, and so is its tangent
-    return {std::get<0>(results).detach(), functional<Operation::mean>().call(tangent, dims, saved.keepdim, at::kDouble)};
-  return {functional<Operation::sum>().call(change, dims, saved.keepdim, std::nullopt),
-          functional<Operation::mean>().call(tangent, dims, saved.keepdim, at::kDouble)};
+    return {std::get<0>(results).detach(), functional(Operation::mean).call(tangent, dims, saved.keepdim, at::kDouble)};
+  return {functional(Operation::sum).call(change, dims, saved.keepdim, std::nullopt),
+          functional(Operation::mean).call(tangent, dims, saved.keepdim, at::kDouble)};
 }
 
 Pair reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, OptionalDims dim, double correction, bool root,

@@ -112,7 +112,8 @@ template <bool exact>
 struct WeightedSum {
   static const char* name() { return exact ? "exact_weighted_sum" : kName; }
   static constexpr const char* kArguments = weighted::kArguments;
-  static constexpr bool kOutHasDtype = true, kHasGradient = true;
+  static constexpr bool out_has_dtype() { return true; }
+  static constexpr bool has_gradient() { return true; }
   static constexpr bool autocasts(c10::DeviceType device) { return device == at::kCUDA; }
   using Function = weighted::Function;
 

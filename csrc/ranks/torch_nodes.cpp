@@ -35,12 +35,9 @@ void for_each(int64_t count, F f) {
 // --- the last nodes --------------------------------------------------------------------------------------------------------
 
 Operation operation_of(const std::string& name) {
-  std::optional<Operation> found;
-  for_each_operation([&](auto op) {
-    if (name == name_of(op)) found = op;
-  });
-  TORCH_CHECK(found, "_finish(): there is no operation ", name);
-  return *found;
+  for (const Operation op : kOperations)
+    if (name == name_of(op)) return op;
+  TORCH_CHECK(false, "_finish(): there is no operation ", name);
 }
 
 Accumulator accumulator_of_nodes(Operation op, at::ScalarType type) {

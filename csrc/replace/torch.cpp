@@ -130,14 +130,14 @@ bool is_taken_into(const at::Tensor& self, OptionalDtype dtype, const at::Tensor
 template <Operation op, bool traced, class Otherwise>
 at::Tensor reduce(Keys keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, Otherwise otherwise) {
   if (!is_taken<op>(self, dtype)) return otherwise();
-  return call_ours<traced>(keys, functional<op>(), self, dim, keepdim, dtype);
+  return call_ours<traced>(keys, functional(op), self, dim, keepdim, dtype);
 }
 template <Operation op, class Otherwise>
 at::Tensor& reduce_out(Keys keys, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype, at::Tensor& out,
                        Otherwise otherwise) {
   if (!is_taken_into<op>(self, dtype, out)) return otherwise();
   constexpr bool kSum = info(op).has_dtype();
-  return out_variant<op>().redispatch(below(keys), self, dim, keepdim, kSum ? OptionalDtype(out.scalar_type()) : dtype, out);
+  return out_variant(op).redispatch(below(keys), self, dim, keepdim, kSum ? OptionalDtype(out.scalar_type()) : dtype, out);
 }
 
 // aten's kernels, by their arguments. All of them are plain functions, so removing them from the dispatcher's stack frees

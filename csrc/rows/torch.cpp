@@ -216,7 +216,7 @@ Tensor softmax_by_parts(const Tensor& self, int64_t dim, at::ScalarType type) {
   const at::ScalarType computed = computed_in({self, {}, {}, {}, at::empty({0}, self.options().dtype(type))});
   const bool as_it_is = at::isFloatingType(self.scalar_type()) && (computed == at::kFloat || self.scalar_type() == at::kDouble);
   const Tensor x = as_it_is ? self : self.to(computed);
-  const Tensor largest = functional<Operation::_amax>().call(x, dim, true, std::nullopt).to(computed);
+  const Tensor largest = functional(Operation::_amax).call(x, dim, true, std::nullopt).to(computed);
   const Tensor sum = exponent_sum().call(x, largest, dim, true);
   const auto [m, number] = finish_rows().call(sum, largest, kSoftmax<logarithm>, self.size(dim), 0, computed);
   return apply(logarithm ? Formula::log_softmax : Formula::softmax, x, {m, number}, type);
@@ -227,7 +227,7 @@ Tensor softmax_backward_by_parts(const Tensor& grad, const Tensor& result, int64
   const at::ScalarType computed = dtype == at::kDouble ? dtype : computed_in({result, grad, {}, {}, {}});
   const Tensor y = computed == at::kDouble ? result.to(computed) : result;  // the formula is computed in its type
   if constexpr (logarithm) {
-    const Tensor sum = functional<Operation::sum>().call(grad, dim, true, computed);
+    const Tensor sum = functional(Operation::sum).call(grad, dim, true, computed);
     return apply(Formula::log_softmax_backward, y, {grad, sum}, dtype);
   } else {
     const Tensor sum = weighted_sum_operator().call(grad, y, dim, true, computed);
@@ -609,7 +609,7 @@ Gradients norm_backward_composed(const Tensor& grad, const Tensor& input, int64_
     r = apply(Formula::inverse_root, variance, {number_like(eps, variance)}, computed);
     h = (x - mean.to(computed)) * r;
   } else {
-    static const auto powers = functional<Operation::_powsum_2>();
+    static const auto powers = functional(Operation::_powsum_2);
     const Tensor mean_square = over(powers.call(x, at::IntArrayRef(across), true, std::nullopt));
     r = apply(Formula::inverse_root, mean_square, {number_like(eps, mean_square)}, computed);
     h = x * r;
@@ -623,7 +623,7 @@ Gradients norm_backward_composed(const Tensor& grad, const Tensor& input, int64_
   const auto over_rows = [&](const Tensor& x, const Tensor& like) {
     if (along.empty()) return rounded(x, dtype_of_weight(input, like));
     const Tensor logical = x.contiguous();  // rows are added in logical order
-    const Tensor sums = functional<Operation::sum>().call(logical, at::IntArrayRef(along), false, std::nullopt);
+    const Tensor sums = functional(Operation::sum).call(logical, at::IntArrayRef(along), false, std::nullopt);
     return rounded(sums, dtype_of_weight(input, like));
   };
   if (mask[1]) found[1] = over_rows(g * h, weight);

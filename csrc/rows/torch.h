@@ -57,7 +57,7 @@ DimMask one_dim(const Tensor& self, int64_t dim);
 bool is_autocast(const Tensor& x);
 
 inline Tensor total(const Tensor& x, at::IntArrayRef dims) {
-  return functional<Operation::sum>().call(x, dims, true, std::nullopt);
+  return functional(Operation::sum).call(x, dims, true, std::nullopt);
 }
 
 // --- operators ----------------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ Tensor log_prob_backward(const Tensor& grad, const Tensor& logits, const Tensor&
 
 // m + log S of each row, as kernels compute it.
 Tensor shift_of(const Tensor& logits, int64_t dim, at::ScalarType computed) {
-  return functional<Operation::_logsumexp>().call(without_float8(logits), dim, false, computed);
+  return functional(Operation::_logsumexp).call(without_float8(logits), dim, false, computed);
 }
 
 // The same by operators that torch can differentiate again, with the same bits.
@@ -361,7 +361,7 @@ Tensor log_prob_of(const Tensor& logits, const Tensor& target, int64_t dim, doub
 
 // --- cross_entropy ----------------------------------------------------------------------------------------------------------
 
-Tensor sum_of_all(const Tensor& x) { return functional<Operation::sum>().call(x, std::nullopt, false, std::nullopt); }
+Tensor sum_of_all(const Tensor& x) { return functional(Operation::sum).call(x, std::nullopt, false, std::nullopt); }
 
 Tensor reduced(const Tensor& losses, const Tensor& divisor, int64_t reduction, at::ScalarType dtype) {
   if (reduction == at::Reduction::None) return rounded(losses, dtype);

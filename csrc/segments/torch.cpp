@@ -21,29 +21,28 @@ namespace gpureduce {
 
 namespace {
 
-// The operations over segments, with their operators and functions: in order, or exact. An operator that begins with _ serves
-// the function of that name, which has no dtype=.
-#define GPUREDUCE_SEGMENT_OPERATIONS(X)            \
-  X(sum, false, "segment_sum", "segment_sum")      \
-  X(sum, true, "exact_segment_sum", "segment_sum") \
-  X(mean, false, "segment_mean", "segment_mean")   \
-  X(prod, false, "segment_prod", "segment_prod")   \
-  X(_amax, false, "_segment_amax", "segment_amax") \
-  X(_amin, false, "_segment_amin", "segment_amin") \
-  X(_logsumexp, false, "_segment_logsumexp", "segment_logsumexp")
+// The operators over segments, and their functions, which errors name. An operator that begins with _ serves the function of
+// that name, which has no dtype=.
+struct SegmentFunction {
+  Which which;
+  const char *name, *title;
+};
+constexpr SegmentFunction kFunctions[] = {
+    {Operation::sum, "segment_sum", "segment_sum"},
+    {{Operation::sum, /*exact=*/true}, "exact_segment_sum", "segment_sum"},
+    {Operation::mean, "segment_mean", "segment_mean"},
+    {Operation::prod, "segment_prod", "segment_prod"},
+    {Operation::_amax, "_segment_amax", "segment_amax"},
+    {Operation::_amin, "_segment_amin", "segment_amin"},
+    {Operation::_logsumexp, "_segment_logsumexp", "segment_logsumexp"},
+};
 
-// The operator, and the function, for errors.
-template <Operation op, bool exact = false>
-constexpr const char* kName = nullptr;
-template <Operation op, bool exact = false>
-constexpr const char* kTitle = nullptr;
-#define GPUREDUCE_SEGMENT_NAME(op, exact, name, title)      \
-  template <>                                               \
-  constexpr const char* kName<Operation::op, exact> = name; \
-  template <>                                               \
-  constexpr const char* kTitle<Operation::op, exact> = title;
-GPUREDUCE_SEGMENT_OPERATIONS(GPUREDUCE_SEGMENT_NAME)
-#undef GPUREDUCE_SEGMENT_NAME
+const char* title_of(Which which) {
+  for (const SegmentFunction& each : kFunctions)
+    if (each.which == which) return each.title;
+  return nullptr;
+}
+
 constexpr const char* kSpread = "_segment_spread";
 constexpr const char* kProdBackward = "_segment_prod_backward";
 
@@ -216,48 +215,54 @@ at::ScalarType result_of(const char* function, Operation op, const at::Tensor& d
   }
 }
 
-template <Operation op, bool exact = false>
 struct SegmentReduction {
-  static const char* name() { return kName<op, exact>; }
+  Which which;
+
+  const char* name() const {
+    for (const SegmentFunction& each : kFunctions)
+      if (each.which == which) return each.name;
+    return nullptr;
+  }
   static constexpr const char* kArguments = "(Tensor data, Tensor offsets, int dim=0, *, ScalarType? dtype=None";
-  static constexpr bool kOutHasDtype = info(op).has_dtype(), kHasGradient = true;
-  static constexpr bool autocasts(c10::DeviceType device) {
-    return device == at::kCUDA ? info(op).autocasts : info(op).autocasts_on_cpu();
+  bool out_has_dtype() const { return info(which.op).has_dtype(); }
+  bool has_gradient() const { return true; }
+  bool autocasts(c10::DeviceType device) const {
+    return device == at::kCUDA ? info(which.op).autocasts : info(which.op).autocasts_on_cpu();
   }
   using Function = at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, OptionalDtype);
 
   template <class Int>
-  static Call<Int> check(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype,
-                         const at::Tensor* out) {
+  Call<Int> check(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype,
+                  const at::Tensor* out) const {
+    const char* const title = title_of(which);
     Call<Int> call;
-    call.dtype = result_of(kTitle<op, exact>, op, data, dtype, out);
-    call.dim = segment_dim(kTitle<op, exact>, "data", data.dim(), dim);
-    check_offsets(kTitle<op, exact>, offsets, data.device());
-    dtype_of(data.scalar_type(), "an input of dtype", kTitle<op, exact>, takes_complex(op));
-    dtype_of(call.dtype, "a result of dtype", kTitle<op, exact>, takes_complex(op));
+    call.dtype = result_of(title, which.op, data, dtype, out);
+    call.dim = segment_dim(title, "data", data.dim(), dim);
+    check_offsets(title, offsets, data.device());
+    dtype_of(data.scalar_type(), "an input of dtype", title, takes_complex(which.op));
+    dtype_of(call.dtype, "a result of dtype", title, takes_complex(which.op));
     if (out) check_out_place(*out, data.device());
     call.sizes = with_size<Int>(data, call.dim, sizes_of<Int>(offsets)[0] - 1);
     return call;
   }
 
-  static void refuse(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype) {
-    checked_ends(kTitle<op, exact>, data, offsets, call.dim, /*warns=*/false);
-    if (data.numel() > 0) reduction_of(op, data, call.dim, call.dtype, {});
+  void refuse(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype) const {
+    checked_ends(title_of(which), data, offsets, call.dim, /*warns=*/false);
+    if (data.numel() > 0) reduction_of(which.op, data, call.dim, call.dtype, {});
   }
 
-  static void compute(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype,
-                      const at::Tensor& out, const Tuning&) {
+  void compute(const Call<int64_t>& call, const at::Tensor& data, const at::Tensor& offsets, int64_t, OptionalDtype,
+               const at::Tensor& out, const Tuning&) const {
     warn_if_imaginary_is_lost(data.scalar_type(), call.dtype);
-    const at::Tensor ends = checked_ends(kTitle<op, exact>, data, offsets, call.dim, /*warns=*/true);
-    if (exact && !at::isIntegralType(call.dtype, /*includeBool=*/true)) add_segments_exactly(data, ends, call.dim, out);
-    else run(op, data, ends, call.dim, out);
+    const at::Tensor ends = checked_ends(title_of(which), data, offsets, call.dim, /*warns=*/true);
+    const bool integral = at::isIntegralType(call.dtype, /*includeBool=*/true);
+    if (which.exact && !integral) add_segments_exactly(data, ends, call.dim, out);
+    else run(which.op, data, ends, call.dim, out);
   }
 };
 
-template <Operation op, bool exact = false>
-const auto& over_segments() {
-  return Plumbing<SegmentReduction<op, exact>>::functional();
-}
+using OverSegments = Plumbing<SegmentReduction>;
+const auto& over_segments(Which which) { return OverSegments::functional(which); }
 
 // --- the transpose ----------------------------------------------------------------------------------------------------------
 
@@ -316,7 +321,7 @@ at::Tensor spread_meta(const at::Tensor& input, const at::Tensor& offsets, c10::
 }  // namespace
 
 at::Tensor call_segment_sum(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
-  return over_segments<Operation::sum>().call(data, offsets, dim, dtype);
+  return over_segments(Operation::sum).call(data, offsets, dim, dtype);
 }
 
 at::Tensor call_segment_spread(const at::Tensor& input, const at::Tensor& offsets, c10::SymInt size, int64_t dim) {
@@ -366,10 +371,9 @@ at::Tensor over_lengths(const at::Tensor& grad, const at::Tensor& offsets, int64
 namespace {
 
 // The gradient of a sum or a mean.
-template <Operation op>
-at::Tensor linear_gradient(at::Tensor grad, const at::Tensor& offsets, const SegmentFacts& input) {
+at::Tensor linear_gradient(Operation op, at::Tensor grad, const at::Tensor& offsets, const SegmentFacts& input) {
   if (grad.is_complex() && !at::isComplexType(input.dtype)) grad = at::real(grad);
-  if constexpr (op == Operation::mean) grad = over_lengths(grad, offsets, input.dim, input.dtype);
+  if (op == Operation::mean) grad = over_lengths(grad, offsets, input.dim, input.dtype);
   return call_segment_spread(to_dtype(std::move(grad), input.dtype), offsets, input.size, input.dim);
 }
 
@@ -380,75 +384,93 @@ const auto& prod_backward_operator() {
 }
 
 // The gradient of the data, rounded once to `dtype`. The formulas are the ones of dense reductions (autograd.cpp).
-template <Operation op>
-at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& data, const at::Tensor& result, const at::Tensor& offsets,
-                       int64_t dim, at::ScalarType dtype) {
+at::Tensor gradient_of(Operation op, const at::Tensor& grad, const at::Tensor& data, const at::Tensor& result,
+                       const at::Tensor& offsets, int64_t dim, at::ScalarType dtype) {
+  if (op == Operation::prod) return prod_backward_operator().call(grad, data, offsets, dim, dtype);
   const c10::SymInt size = data.sym_size(dim);
   const auto spread = [&](const at::Tensor& x) { return call_segment_spread(x, offsets, size, dim); };
-  if constexpr (op == Operation::prod) {
-    return prod_backward_operator().call(grad, data, offsets, dim, dtype);
-  } else if constexpr (op == Operation::_logsumexp) {
+  if (op == Operation::_logsumexp) {
     const at::Tensor inside = inside_segments(offsets, size, dim, data.dim());
     return apply(Formula::exponent, data, {spread(grad), spread(result), inside}, dtype);
-  } else {  // all largest or smallest elements share the gradient
-    const at::Tensor extremum = spread(result.detach());
-    const at::Tensor ties =
-        call_segment_sum(without_float8(compared(data)).eq(without_float8(extremum)), offsets, dim, at::kLong);
-    const bool wide = data.scalar_type() == at::kDouble || grad.scalar_type() == at::kDouble;
-    const at::Tensor share = apply(Formula::ratio, grad, {{}, ties}, wide ? at::kDouble : at::kFloat);
-    return apply(Formula::share, data, {spread(share), extremum}, dtype);
   }
+  // All largest or smallest elements share the gradient.
+  const at::Tensor extremum = spread(result.detach());
+  const at::Tensor ties =
+      call_segment_sum(without_float8(compared(data)).eq(without_float8(extremum)), offsets, dim, at::kLong);
+  const bool wide = data.scalar_type() == at::kDouble || grad.scalar_type() == at::kDouble;
+  const at::Tensor share = apply(Formula::ratio, grad, {{}, ties}, wide ? at::kDouble : at::kFloat);
+  return apply(Formula::share, data, {spread(share), extremum}, dtype);
 }
 
 // The tangent of the result, from a tangent of the data.
-template <Operation op>
-at::Tensor tangent_of(const at::Tensor& tangent, const at::Tensor& data, const at::Tensor& result, const at::Tensor& offsets,
-                      int64_t dim) {
+at::Tensor tangent_of(Operation op, const at::Tensor& tangent, const at::Tensor& data, const at::Tensor& result,
+                      const at::Tensor& offsets, int64_t dim) {
   const at::ScalarType wide = at::isFloat8Type(data.scalar_type()) ? at::kFloat : at::toOpMathType(data.scalar_type());
-  const at::Tensor change = gradient_of<op>(at::ones_like(result), data, result, offsets, dim, wide);
+  const at::Tensor change = gradient_of(op, at::ones_like(result), data, result, offsets, dim, wide);
   return call_segment_sum(change * tangent.to(wide), offsets, dim, result.scalar_type());
 }
 
-template <Operation op, bool exact>
-struct SegmentRule : RuleOf<SegmentFacts> {
-  static constexpr bool kKeeps = info(op).keeps_input();
-  static constexpr auto kKept = [] {
-    if constexpr (kKeeps) return std::array<bool, 3>{false, false, true};  // offsets, data, and the result if needed
-    else return std::array<bool, 1>{false};
-  }();
+struct ReductionFacts : SegmentFacts {
+  int64_t which = 0;  // Which::number()
 
-  static std::string name() { return std::string("gpureduce_") + (exact ? "exact_" : "") + kTitle<op, exact> + "_backward"; }
-
-  template <class Tensors>
-  static variable_list gradients(variable_list grads, const SegmentFacts& input, const Tensors& kept) {
-    if (!grads[0].defined()) return variable_list(2);
-    if constexpr (kKeeps) return {gradient_of<op>(grads[0], kept[1], kept[2], kept[0], input.dim, input.dtype), at::Tensor()};
-    else return {linear_gradient<op>(std::move(grads[0]), kept[0], input), at::Tensor()};
+  template <class Self, class F>
+  static void each(Self& self, F f) {
+    SegmentFacts::each(self, f);
+    f(self.which);
   }
 };
 
-template <Operation op, bool exact>
-at::Tensor reduce_differentiable(c10::DispatchKeySet keys, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
-                                 OptionalDtype dtype) {
-  if constexpr (op == Operation::_logsumexp) {  // a result of two bytes has too few digits for the gradient
-    const at::ScalarType type = result_type(op, data.scalar_type(), dtype);
-    if (is_tracked(data) && c10::elementSize(type) == 2)
-      return rounded(over_segments<op>().call(data, offsets, dim, at::kDouble), type);
+// keeps: the gradient depends on the elements.
+template <bool keeps>
+struct SegmentRule : RuleOf<ReductionFacts> {
+  static constexpr auto kKept = [] {
+    if constexpr (keeps) return std::array<bool, 3>{false, false, true};  // offsets, data, and the result if needed
+    else return std::array<bool, 1>{false};
+  }();
+
+  static std::string name(const ReductionFacts& input) {
+    const Which which = Which::of(input.which);
+    return std::string("gpureduce_") + (which.exact ? "exact_" : "") + title_of(which) + "_backward";
   }
-  return with_derivatives<SegmentRule<op, exact>>(
+
+  template <class Tensors>
+  static variable_list gradients(variable_list grads, const ReductionFacts& input, const Tensors& kept) {
+    if (!grads[0].defined()) return variable_list(2);
+    const Operation op = Which::of(input.which).op;
+    if constexpr (keeps) return {gradient_of(op, grads[0], kept[1], kept[2], kept[0], input.dim, input.dtype), at::Tensor()};
+    else return {linear_gradient(op, std::move(grads[0]), kept[0], input), at::Tensor()};
+  }
+};
+
+template <bool keeps>
+at::Tensor differentiable(Which which, c10::DispatchKeySet keys, const at::Tensor& data, const at::Tensor& offsets, int64_t dim,
+                          OptionalDtype dtype) {
+  return with_derivatives<SegmentRule<keeps>>(
       std::tie(data, offsets),
-      [&] { return over_segments<op, exact>().redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
-      [&] { return saved_of(data, dim, data.scalar_type()); },
+      [&] { return over_segments(which).redispatch(keys & c10::after_autograd_keyset, data, offsets, dim, dtype); },
+      [&] { return ReductionFacts{saved_of(data, dim, data.scalar_type()), static_cast<int64_t>(which.number())}; },
       [&](const at::Tensor& result) {
-        if constexpr (info(op).keeps_input()) return std::array{offsets, data, info(op).keeps_result() ? result : at::Tensor()};
+        if constexpr (keeps) return std::array{offsets, data, info(which.op).keeps_result() ? result : at::Tensor()};
         else return std::array{offsets};
       },
       [&](const at::Tensor& result) {
         const at::Tensor& tangent = data._fw_grad(/*level=*/0);
-        if constexpr (info(op).keeps_input())
-          return tangent_of<op>(tangent, data._fw_primal(/*level=*/0), result, offsets, at::maybe_wrap_dim(dim, data.dim()));
-        else return over_segments<op, exact>().call(tangent, offsets, dim, dtype);
+        if constexpr (keeps)
+          return tangent_of(which.op, tangent, data._fw_primal(/*level=*/0), result, offsets,
+                            at::maybe_wrap_dim(dim, data.dim()));
+        else return over_segments(which).call(tangent, offsets, dim, dtype);
       });
+}
+
+at::Tensor reduce_differentiable(Which which, c10::DispatchKeySet keys, const at::Tensor& data, const at::Tensor& offsets,
+                                 int64_t dim, OptionalDtype dtype) {
+  if (!info(which.op).keeps_input()) return differentiable<false>(which, keys, data, offsets, dim, dtype);
+  if (which.op == Operation::_logsumexp) {  // a result of two bytes has too few digits for the gradient
+    const at::ScalarType type = result_type(which.op, data.scalar_type(), dtype);
+    if (is_tracked(data) && c10::elementSize(type) == 2)
+      return rounded(over_segments(which).call(data, offsets, dim, at::kDouble), type);
+  }
+  return differentiable<true>(which, keys, data, offsets, dim, dtype);
 }
 
 struct SpreadRule : RuleOf<SegmentFacts> {
@@ -580,11 +602,10 @@ at::Tensor prod_backward_differentiable(c10::DispatchKeySet keys, const at::Tens
 
 // --- vmap -------------------------------------------------------------------------------------------------------------------
 
-template <Operation op, bool exact>
-at::Tensor reduce_batched(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
-  return batched_segments(kTitle<op, exact>, std::array{data}, offsets, dim,
+at::Tensor reduce_batched(Which which, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, OptionalDtype dtype) {
+  return batched_segments(title_of(which), std::array{data}, offsets, dim,
                           [&](const auto& inputs, const at::Tensor& ends, int64_t d) {
-                            return over_segments<op, exact>().call(inputs[0], ends, d, dtype);
+                            return over_segments(which).call(inputs[0], ends, d, dtype);
                           });
 }
 
@@ -604,25 +625,12 @@ at::Tensor prod_backward_batched(const at::Tensor& grad, const at::Tensor& data,
 
 // --- registration -----------------------------------------------------------------------------------------------------------
 
-template <Operation op>
-at::Tensor without_dtype(const at::Tensor& data, const at::Tensor& offsets, int64_t dim) {
-  return over_segments<op>().call(data, offsets, dim, std::nullopt);
+at::Tensor without_dtype(Which which, const at::Tensor& data, const at::Tensor& offsets, int64_t dim) {
+  return over_segments(which).call(data, offsets, dim, std::nullopt);
 }
 
-template <Operation op>
-at::Tensor& without_dtype_out(const at::Tensor& data, const at::Tensor& offsets, int64_t dim, at::Tensor& out) {
-  return Plumbing<SegmentReduction<op>>::out_variant().call(data, offsets, dim, std::nullopt, out);
-}
-
-template <Operation op, bool exact>
-void define_segments(torch::Library& m) {
-  const char* const name = kName<op, exact>;
-  define_reduction_with_out<SegmentReduction<op, exact>>(m);
-  put(m, Key::Autograd, name, &reduce_differentiable<op, exact>);
-  put(m, Key::FuncTorchBatched, name, &reduce_batched<op, exact>);
-  if constexpr (kName<op, exact>[0] == '_')
-    define_composite(m, kTitle<op, exact>, "(Tensor data, Tensor offsets, int dim=0", &without_dtype<op>,
-                     &without_dtype_out<op>);
+at::Tensor& without_dtype_out(Which which, const at::Tensor& data, const at::Tensor& offsets, int64_t dim, at::Tensor& out) {
+  return OverSegments::out_variant(which).call(data, offsets, dim, std::nullopt, out);
 }
 
 }  // namespace
@@ -631,9 +639,14 @@ void define_segments(torch::Library& m) {
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
-#define GPUREDUCE_DEFINE_SEGMENTS(op, exact, ...) define_segments<Operation::op, exact>(m);
-  GPUREDUCE_SEGMENT_OPERATIONS(GPUREDUCE_DEFINE_SEGMENTS)
-#undef GPUREDUCE_DEFINE_SEGMENTS
+  for (const auto& [which, name, title] : kFunctions) {
+    define_reduction_with_out<SegmentReduction>(m, which);
+    put(m, Key::Autograd, name, kernel_of(which, &reduce_differentiable));
+    put(m, Key::FuncTorchBatched, name, kernel_of(which, &reduce_batched));
+    if (name[0] == '_')
+      define_composite(m, title, "(Tensor data, Tensor offsets, int dim=0", kernel_of(which, &without_dtype),
+                       kernel_of(which, &without_dtype_out));
+  }
   define_operator<spread, spread_meta, spread_differentiable, spread_batched>(
       m, "_segment_spread(Tensor input, Tensor offsets, SymInt size, int dim=0) -> Tensor");
   define_operator<prod_backward, prod_backward_meta, prod_backward_differentiable, prod_backward_batched>(

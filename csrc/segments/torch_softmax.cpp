@@ -163,6 +163,6 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       m, "segment_softmax(Tensor data, Tensor offsets, int dim=0, *, ScalarType? dtype=None) -> Tensor");
   define_operator<backward, backward_meta, backward_differentiable, backward_batched>(
       m, "_segment_softmax_backward(Tensor grad, Tensor result, Tensor offsets, int dim, ScalarType dtype) -> Tensor");
-  put(m, Key::AutocastCUDA, SegmentSoftmax::name(), &Forward::reduce_autocast<at::kCUDA>);
+  put(m, Key::AutocastCUDA, SegmentSoftmax::name(), kernel_of({}, &Forward::reduce_autocast<at::kCUDA>));
   refuse_layouts(m, SegmentSoftmax::name());
 }

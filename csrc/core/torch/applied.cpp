@@ -291,7 +291,7 @@ Tensor summed_as(const Tensor& t, const Tensor& like) {
   Dims dims;
   for (int64_t d = 0; d < t.dim(); ++d)
     if (TORCH_GUARD_OR_FALSE(like.sym_size(d).sym_eq(1)) && TORCH_GUARD_OR_TRUE(t.sym_size(d).sym_ne(1))) dims.push_back(d);
-  return dims.empty() ? t : functional<Operation::sum>().call(t, at::IntArrayRef(dims), true, std::nullopt);
+  return dims.empty() ? t : functional(Operation::sum).call(t, at::IntArrayRef(dims), true, std::nullopt);
 }
 
 Numbers numbers_of(Formula formula, const std::array<Tensor, 1 + kOthers>& kept) {

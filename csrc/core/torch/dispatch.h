@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <array>
 #include <string>
 
 #include "../operation.h"
@@ -69,23 +70,62 @@ class OneDevice {
   std::optional<at::Device> device_;
 };
 
-// The name of an operation's operator; or of the one that adds exactly.
-template <Operation op, bool exact = false>
-const char* operator_name() {
-  static const std::string name = exact ? exact_name(name_of(op)) : name_of(op);
-  return name.c_str();
+// All operations, in the table's order.
+constexpr Operation kOperations[] = {
+#define GPUREDUCE_OPERATION(name, ...) Operation::name,
+    GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
+#undef GPUREDUCE_OPERATION
+};
+
+// Which operator of a family: its operation, and whether it adds exactly.
+struct Which {
+  Operation op = Operation::sum;
+  bool exact = false;
+
+  constexpr Which() = default;
+  constexpr Which(Operation op, bool exact = false) : op(op), exact(exact) {}
+
+  constexpr bool operator==(const Which& other) const { return op == other.op && exact == other.exact; }
+  constexpr size_t number() const { return 2 * static_cast<size_t>(op) + exact; }
+  static constexpr Which of(int64_t number) { return {static_cast<Operation>(number / 2), number % 2 == 1}; }
+  static constexpr size_t kCount = 2 * std::size(kOperations);
+};
+
+// The handles of a family's operators. They are found together, at the first call.
+template <class Signature>
+class Handles {
+ public:
+  // name: an operator's; nullptr if there is none.
+  Handles(const char* (*name)(Which), const char* overload) {
+    for (size_t i = 0; i < Which::kCount; ++i)
+      if (const char* const found = name(Which::of(i))) all_[i] = find<Signature>(found, overload);
+  }
+  const c10::TypedOperatorHandle<Signature>& operator[](Which which) const { return *all_[which.number()]; }
+
+ private:
+  std::array<std::optional<c10::TypedOperatorHandle<Signature>>, Which::kCount> all_;
+};
+
+// The name of an operator of the table; nullptr if an operation has no exact one.
+inline const char* operator_name(Which which) {
+  if (!which.exact) return name_of(which.op);
+  if (!info(which.op).has_exact()) return nullptr;
+  static const auto* const names = [] {
+    auto* all = new std::array<std::string, std::size(kOperations)>;
+    for (const Operation op : kOperations) (*all)[static_cast<size_t>(op)] = exact_name(name_of(op));
+    return all;
+  }();
+  return (*names)[static_cast<size_t>(which.op)].c_str();
 }
 
-template <Operation op, bool exact = false>
-const c10::TypedOperatorHandle<Functional>& functional() {
-  static const auto handle = find<Functional>(operator_name<op, exact>());
-  return handle;
+inline const c10::TypedOperatorHandle<Functional>& functional(Which which) {
+  static const Handles<Functional> handles(operator_name, "");
+  return handles[which];
 }
 
-template <Operation op, bool exact = false>
-const c10::TypedOperatorHandle<OutVariant>& out_variant() {
-  static const auto handle = find<OutVariant>(operator_name<op, exact>(), "out");
-  return handle;
+inline const c10::TypedOperatorHandle<OutVariant>& out_variant(Which which) {
+  static const Handles<OutVariant> handles(operator_name, "out");
+  return handles[which];
 }
 
 // Operators that several files call.
@@ -102,9 +142,28 @@ GPUREDUCE_HANDLE(var_mean_operator, "_var_mean", TwoTensors(const at::Tensor&, O
 
 using Key = c10::DispatchKey;
 
+void put_function(torch::Library& m, Key key, const std::string& name, torch::CppFunction&& function);
+
 template <class Function>
 void put(torch::Library& m, Key key, const std::string& name, Function function) {
-  m.impl(name.c_str(), torch::dispatch(key, std::move(function)));
+  put_function(m, key, name, torch::CppFunction(std::move(function)));
+}
+
+// A kernel of all operators of a family: it is told which one is called.
+template <class Function>
+struct WhichKernel;
+
+template <class Result, class... Args>
+struct WhichKernel<Result(Args...)> {
+  Which which;
+  Result (*function)(Which, Args...);
+
+  Result operator()(Args... args) const { return function(which, std::forward<Args>(args)...); }
+};
+
+template <class Result, class... Args>
+WhichKernel<Result(Args...)> kernel_of(Which which, Result (*function)(Which, Args...)) {
+  return {which, function};
 }
 
 template <class Function>
@@ -116,13 +175,13 @@ void put_on_backends(torch::Library& m, const std::string& name, Function functi
 }
 
 // A kernel of an operator that calls others: its errors begin with the name of the operator's function.
-template <class Function>
+template <class Function, class Kernel>
 struct NamedKernel;
 
-template <class Result, class... Args>
-struct NamedKernel<Result(Args...)> {
+template <class Result, class... Args, class Kernel>
+struct NamedKernel<Result(Args...), Kernel> {
   std::string name;
-  Result (*function)(Args...);
+  Kernel function;
   bool meta;
 
   // noinline: torch makes two functions of a kernel, for boxed and for unboxed calls.
@@ -139,13 +198,18 @@ struct NamedKernel<Result(Args...)> {
 };
 
 template <class Function>
-NamedKernel<Function> named_kernel(const std::string& name, Function* function, bool meta = false) {
+NamedKernel<Function, Function*> named_kernel(const std::string& name, Function* function, bool meta = false) {
+  return {name, function, meta};
+}
+template <class Function>
+NamedKernel<Function, WhichKernel<Function>> named_kernel(const std::string& name, WhichKernel<Function> function,
+                                                          bool meta = false) {
   return {name, function, meta};
 }
 
-template <class Function>
-void put_meta(torch::Library& m, const std::string& name, Function* function) {
-  put(m, Key::Meta, name, named_kernel(name, function, /*meta=*/true));
+template <class Kernel>
+void put_meta(torch::Library& m, const std::string& name, Kernel kernel) {
+  put(m, Key::Meta, name, named_kernel(name, kernel, /*meta=*/true));
 }
 
 // Defines an operator without kernels, and returns its name.
@@ -186,36 +250,6 @@ void define_composite(torch::Library& m, const std::string& name, const std::str
   const char* const between = arguments.find('*') == std::string::npos ? ", *, " : ", ";
   define_composite(m, name + arguments + ") -> Tensor", std::move(function));
   define_composite(m, name + ".out" + arguments + between + "Tensor(a!) out) -> Tensor(a!)", std::move(out));
-}
-
-// --- operations -------------------------------------------------------------------------------------------------------------
-
-// Calls `f` with each operation as a compile-time constant.
-template <class F>
-void for_each_operation(F f) {
-#define GPUREDUCE_OPERATION(name, ...) f(std::integral_constant<Operation, Operation::name>());
-  GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
-#undef GPUREDUCE_OPERATION
-}
-
-// Calls `f` with each operation that exact sums have, too.
-template <class F>
-void for_each_exact_operation(F f) {
-  for_each_operation([&](auto op) {
-    if constexpr (info(op).has_exact()) f(op);
-  });
-}
-
-// Calls `f` with the operation as a compile-time constant.
-template <class F>
-auto with_operation(Operation op, F f) {
-  switch (op) {
-#define GPUREDUCE_OPERATION(name, ...) \
-  case Operation::name: return f(std::integral_constant<Operation, Operation::name>());
-    GPUREDUCE_OPERATIONS(GPUREDUCE_OPERATION)
-#undef GPUREDUCE_OPERATION
-  }
-  TORCH_INTERNAL_ASSERT(false);
 }
 
 }  // namespace gpureduce

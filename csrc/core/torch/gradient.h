@@ -6,6 +6,7 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <array>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -37,7 +38,7 @@ inline at::Tensor without_float8(const at::Tensor& x) { return at::isFloat8Type(
 // Rounds a result once to a smaller dtype. torch converts float64 to small floats through float32, which rounds twice.
 inline at::Tensor rounded(const at::Tensor& x, at::ScalarType dtype) {
   if (x.scalar_type() != at::kDouble || c10::elementSize(dtype) > 2) return x.to(dtype);
-  return functional<Operation::sum>().call(x.unsqueeze(-1), at::IntArrayRef(-1), false, dtype);
+  return functional(Operation::sum).call(x.unsqueeze(-1), at::IntArrayRef(-1), false, dtype);
 }
 
 // Gives a pass to compiled autograd as a function, and returns its name there; and calls it for a node.
@@ -51,7 +52,7 @@ variable_list call_function(const torch::autograd::SwapSavedVariables& swap, con
 // The backward pass of an operator, described by its `Rule`:
 // Facts      the data that the pass needs besides tensors; Facts::each() calls a function with each member, in a fixed order
 // kKept      for each saved tensor: true if it is a result of the operator
-// name()     the node's name in graphs
+// name       () or (facts) -> the node's name in graphs
 // gradients  (gradients of the results, facts, saved tensors) -> gradients of the inputs, by differentiable torch operators
 // A rule may also have `asked`, which adapts the facts to a pass that needs only some of the gradients, and kResults, the
 // number of results that have a gradient: the first ones.
@@ -74,7 +75,10 @@ struct BackwardNode : torch::autograd::TraceableFunction {
     for (auto& each : kept) each.reset_data();
   }
 
-  std::string name() const override { return Rule::name(); }
+  std::string name() const override {
+    if constexpr (std::is_invocable_v<decltype(Rule::name), const Facts&>) return Rule::name(facts);
+    else return Rule::name();
+  }
 
   // For compiled autograd: the values that it specialises on and traces, in the form that torch generates for its own nodes.
   void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
@@ -86,14 +90,16 @@ struct BackwardNode : torch::autograd::TraceableFunction {
     namespace compiled = torch::dynamo::autograd;
     Facts::each(facts, [&](auto& field) { swap.before(field); });
     for (auto& each : kept) swap.before(each);
-    static const std::string bound = [&] {  // once per process
+    static auto* const names = new std::map<std::string, std::string>();  // compiled autograd runs in one thread at a time
+    std::string& bound = (*names)[name()];
+    if (bound.empty()) {
       std::vector<at::TypePtr> types;
       Facts::each(facts, [&](const auto& field) {
         types.push_back(compiled::IValuePacker<std::decay_t<decltype(field)>>::packed_type());
       });
       types.insert(types.end(), kCount, compiled::IValuePacker<at::Tensor>::packed_type());
-      return bind_function(swap, name(), apply_packed, types);
-    }();
+      bound = bind_function(swap, name(), apply_packed, types);
+    }
     compiled::PackedArgs packed;
     Facts::each(facts, [&](const auto& field) { packed.pack(field); });
     for (const at::Tensor& each : tensors()) packed.pack(each);

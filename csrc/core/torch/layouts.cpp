@@ -1,6 +1,11 @@
+// Registration of kernels, and what refuses tensors that are not strided.
 #include "plumbing.h"
 
 namespace gpureduce {
+
+void put_function(torch::Library& m, Key key, const std::string& name, torch::CppFunction&& function) {
+  m.impl(name.c_str(), torch::dispatch(key, std::move(function)));
+}
 
 namespace {
 

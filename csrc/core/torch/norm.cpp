@@ -25,16 +25,13 @@ Operation operation_of(const at::Scalar& ord) {
 
 template <bool kNorm, bool exact>
 at::Tensor reduce(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  return with_operation(operation_of<kNorm, exact>(ord),
-                        [&](auto op) { return functional<op, exact>().call(self, dim, keepdim, dtype); });
+  return functional({operation_of<kNorm, exact>(ord), exact}).call(self, dim, keepdim, dtype);
 }
 
 template <bool kNorm, bool exact>
 at::Tensor& reduce_out(const at::Tensor& self, const at::Scalar& ord, OptionalDims dim, bool keepdim, OptionalDtype dtype,
                        at::Tensor& out) {
-  with_operation(operation_of<kNorm, exact>(ord),
-                 [&](auto op) -> at::Tensor& { return out_variant<op, exact>().call(self, dim, keepdim, dtype, out); });
-  return out;
+  return out_variant({operation_of<kNorm, exact>(ord), exact}).call(self, dim, keepdim, dtype, out);
 }
 
 template <bool kNorm, bool exact>

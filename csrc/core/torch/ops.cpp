@@ -10,10 +10,12 @@
 #include <ATen/cuda/EmptyTensor.h>
 #endif
 
+#include "../../exact/torch.h"
 #include "../../pairs/torch_exponents.h"
 #include "../cpu/sum.h"
+#include "batch.h"
+#include "plumbing.h"
 #include "stages.h"
-#include "table.h"
 
 namespace gpureduce {
 
@@ -192,14 +194,68 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   check_kernel(op, r, cpu::run(r));
 }
 
-// A row's ordinary operator.
-template <Operation op>
-struct Ordinary : TableReduction<op> {
-  static void compute(const TableCall<int64_t>& call, const at::Tensor& self, OptionalDims, bool keepdim, OptionalDtype,
-                      const at::Tensor& out, const Tuning& tuning) {
-    gpureduce::compute(op, self, call.reduce, keepdim, out, tuning, Unwatched{});
+// A call after its checks.
+template <class Int>
+struct TableCall {
+  SizesOf<Int> sizes;
+  at::ScalarType dtype;
+  DimMask reduce;
+};
+
+// Checks a call of an operation. Raises torch's errors.
+template <class Int>
+TableCall<Int> checked(Operation op, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                       const at::Tensor* out) {
+  TableCall<Int> call;
+  if (out && info(op).typing == Typing::truth) out_type(op, self, dtype, *out);  // torch checks any's and all's before dims
+  call.reduce = reduced_dims(dim, self.dim());
+  check_identity(op, self, dim);
+  call.dtype = out ? out_type(op, self, dtype, *out) : result_type(op, self.scalar_type(), dtype);
+  if (out) check_out_place(*out, self.device());
+  dtype_of(self.scalar_type(), "an input of dtype", function_of(op), takes_complex(op));
+  dtype_of(call.dtype, out ? "an out tensor of dtype" : "a result of dtype", function_of(op), takes_complex(op));
+  call.sizes = result_sizes(sizes_of<Int>(self), call.reduce, keepdim);
+  return call;
+}
+
+// The table's operators as a family (plumbing.h).
+struct TableReduction {
+  Which which;
+
+  const char* name() const { return operator_name(which); }
+  static constexpr const char* kArguments = "(Tensor self, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None";
+  // For sums, the dtype of `out` decides. Others get dtype= itself: for norms of complex numbers it is complex, unlike the
+  // result's dtype.
+  bool out_has_dtype() const { return info(which.op).has_dtype(); }
+  bool has_gradient() const { return info(which.op).has_gradient(); }
+  bool autocasts(c10::DeviceType device) const {
+    return device == at::kCUDA ? info(which.op).autocasts : info(which.op).autocasts_on_cpu();
+  }
+  using Function = Functional;
+
+  template <class Int>
+  TableCall<Int> check(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
+                       const at::Tensor* out) const {
+    return checked<Int>(which.op, self, dim, keepdim, dtype, out);
+  }
+
+  void refuse(const TableCall<int64_t>& call, const at::Tensor& self, OptionalDims, bool keepdim, OptionalDtype) const {
+    make_reduction(which.op, self, call.reduce, call.dtype, {}, keepdim);
+  }
+
+  void compute(const TableCall<int64_t>& call, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype,
+               const at::Tensor& out, const Tuning& tuning) const {
+    if (which.exact) exact::compute(which.op, call.dtype, self, dim, call.reduce, keepdim, out);
+    else gpureduce::compute(which.op, self, call.reduce, keepdim, out, tuning, Unwatched{});
   }
 };
+
+GPUREDUCE_SMALL at::Tensor batched(Which which, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+  return batched_reduction(operator_name(which), std::array{self}, dim, keepdim,
+                           [&](const std::array<at::Tensor, 1>& input, OptionalDims dims, bool keeps) {
+                             return functional(which).call(input[0], dims, keeps, dtype);
+                           });
+}
 
 // A sum that is only planned.
 Reduction planned(const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
@@ -227,23 +283,6 @@ std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t cal
 #endif
 
 }  // namespace
-
-template <class Int>
-TableCall<Int> checked(Operation op, const at::Tensor& self, OptionalDims dim, bool keepdim, OptionalDtype dtype,
-                       const at::Tensor* out) {
-  TableCall<Int> call;
-  if (out && info(op).typing == Typing::truth) out_type(op, self, dtype, *out);  // torch checks any's and all's before dims
-  call.reduce = reduced_dims(dim, self.dim());
-  check_identity(op, self, dim);
-  call.dtype = out ? out_type(op, self, dtype, *out) : result_type(op, self.scalar_type(), dtype);
-  if (out) check_out_place(*out, self.device());
-  dtype_of(self.scalar_type(), "an input of dtype", function_of(op), takes_complex(op));
-  dtype_of(call.dtype, out ? "an out tensor of dtype" : "a result of dtype", function_of(op), takes_complex(op));
-  call.sizes = result_sizes(sizes_of<Int>(self), call.reduce, keepdim);
-  return call;
-}
-template TableCall<int64_t> checked(Operation, const at::Tensor&, OptionalDims, bool, OptionalDtype, const at::Tensor*);
-template TableCall<c10::SymInt> checked(Operation, const at::Tensor&, OptionalDims, bool, OptionalDtype, const at::Tensor*);
 
 std::string explained(const Reduction& r, at::Device device, const Tuning& tuning) {
   std::string text = std::string(info(r.in).name);
@@ -319,13 +358,15 @@ Reduction make_reduction(Operation op, const at::Tensor& self, const DimMask& re
 
 TORCH_LIBRARY(gpureduce, m) {
   using namespace gpureduce;
-  for_each_operation([&](auto op) {
-    using Row = Ordinary<op>;
-    define_reduction_with_out<Row>(m);
-    define_tuned<Row>(m, std::string("_") + name_of(op), "Tensor");
-    put(m, Key::FuncTorchBatched, name_of(op), &Row::batched);
-  });
-  define_planning<planned>(m, "", Ordinary<Operation::sum>::kArguments);
+  for (size_t i = 0; i < Which::kCount; ++i) {
+    const Which which = Which::of(i);
+    const char* const name = operator_name(which);
+    if (name == nullptr) continue;
+    define_reduction_with_out<TableReduction>(m, which);
+    put(m, Key::FuncTorchBatched, name, kernel_of(which, &batched));
+    if (!which.exact) define_tuned<TableReduction>(m, std::string("_") + name, "Tensor", which);
+  }
+  define_planning<planned>(m, "", TableReduction::kArguments);
   m.def("_stages(Tensor self, int[1]? dim, int calls) -> float[]");  // for bench/grid.py
 #ifdef GPUREDUCE_WITH_CUDA
   put(m, Key::CUDA, "_stages", &stages);

@@ -1,5 +1,6 @@
 // What torch asks of a reduction besides its results, written once for all families: out=, meta tensors, functionalization,
-// autocast, lazily conjugated views, forced plans, and refusals of layouts. A family is described by a struct:
+// autocast, lazily conjugated views, forced plans, and refusals of layouts. A family is described by a struct. It is empty if
+// the family has one operator. Otherwise its one member is the Which of an operator:
 //
 // name()           the operator's name
 // kArguments       its schema's arguments without the closing parenthesis; the last one is dtype=
@@ -11,8 +12,8 @@
 // A family that has an out variant has also:
 //
 // refuse           (call, arguments): raises compute()'s errors, for an `out` that must be resized before
-// kOutHasDtype     true if the dtype of `out` serves as dtype=
-// kHasGradient     true if results may have gradients
+// out_has_dtype()  true if the dtype of `out` serves as dtype=
+// has_gradient()   true if results may have gradients
 // autocasts        (device type) -> true if torch.autocast makes results float32
 //
 // Gradients (gradient.h) and vmap (batch.h) differ from family to family, which registers them itself.
@@ -107,79 +108,95 @@ Result new_results(Make make) {
 template <class Family, class Function = typename Family::Function>
 struct Plumbing;
 
+template <class Family>
+Family family_of(Which which) {
+  if constexpr (std::is_empty_v<Family>) return {};
+  else return {which};
+}
+
+// The name of an operator; nullptr if a family does not have it.
+template <class Family>
+const char* name_in(Which which) {
+  if (std::is_empty_v<Family> && !(which == Which())) return nullptr;
+  return family_of<Family>(which).name();
+}
+
 template <class Family, class Result, class... Args>
 struct Plumbing<Family, Result(Args...)> {
   using Tensor = at::Tensor;
 
-  static const auto& functional() {
-    static const auto handle = find<Result(Args...)>(Family::name());
-    return handle;
+  static const auto& functional(Which which = {}) {
+    static const Handles<Result(Args...)> handles(name_in<Family>, "");
+    return handles[which];
   }
-  static const auto& out_variant() {
-    static const auto handle = find<Tensor&(Args..., Tensor&)>(Family::name(), "out");
-    return handle;
+  static const auto& out_variant(Which which = {}) {
+    static const Handles<Tensor&(Args..., Tensor&)> handles(name_in<Family>, "out");
+    return handles[which];
   }
 
-  static Result reduce_tuned(Args... args, const Tuning& tuning) {
-    const auto call = Family::template check<int64_t>(args..., nullptr);
+  static Result reduce_tuned(Which which, Args... args, const Tuning& tuning) {
+    const auto family = family_of<Family>(which);
+    const auto call = family.template check<int64_t>(args..., nullptr);
     Result result = new_results<Result>([&] { return allocate(call.sizes, call.dtype, first_of(args...)); });
-    Family::compute(call, args..., result, tuning);
+    family.compute(call, args..., result, tuning);
     return result;
   }
 
-  static Result reduce(Args... args) { return reduce_tuned(args..., {}); }
+  static Result reduce(Which which, Args... args) { return reduce_tuned(which, args..., {}); }
 
-  GPUREDUCE_SMALL static Result reduce_forced(Args... args, const std::string& tuning) {
-    return reduce_tuned(args..., Tuning::parse(tuning));
+  GPUREDUCE_SMALL static Result reduce_forced(Which which, Args... args, const std::string& tuning) {
+    return reduce_tuned(which, args..., Tuning::parse(tuning));
   }
 
-  GPUREDUCE_SMALL static Result reduce_meta(Args... args) {
-    const auto call = Family::template check<c10::SymInt>(args..., nullptr);
+  GPUREDUCE_SMALL static Result reduce_meta(Which which, Args... args) {
+    const auto call = family_of<Family>(which).template check<c10::SymInt>(args..., nullptr);
     const auto options = at::TensorOptions().dtype(call.dtype).device(first_of(args...).device());
     return new_results<Result>([&] { return at::empty_symint(call.sizes, options); });
   }
 
-  GPUREDUCE_SMALL static Tensor& reduce_out(Args... args, Tensor& out) {
-    const auto call = Family::template check<int64_t>(args..., &out);
+  GPUREDUCE_SMALL static Tensor& reduce_out(Which which, Args... args, Tensor& out) {
+    const auto family = family_of<Family>(which);
+    const auto call = family.template check<int64_t>(args..., &out);
     check_writable(out, call.sizes);
-    if (out.sizes() != at::IntArrayRef(call.sizes)) Family::refuse(call, args...);
+    if (out.sizes() != at::IntArrayRef(call.sizes)) family.refuse(call, args...);
     // If writing `out` could change an input, or `out` is a lazy view, computes in a tensor of its own first.
     if (any_tensor([&](const Tensor& x) { return out.is_alias_of(x); }, args...) || out.is_conj() || out.is_neg()) {
       const Tensor own = at::empty(call.sizes, out.options());
-      Family::compute(call, args..., own, {});
+      family.compute(call, args..., own, {});
       at::native::resize_output(out, call.sizes);
       out.copy_(own);
       return out;
     }
     at::native::resize_output(out, call.sizes);
-    Family::compute(call, args..., out, {});
+    family.compute(call, args..., out, {});
     return out;
   }
 
-  GPUREDUCE_SMALL static Tensor& reduce_out_meta(Args... args, Tensor& out) {
-    at::native::resize_output_symint(out, Family::template check<c10::SymInt>(args..., &out).sizes);
+  GPUREDUCE_SMALL static Tensor& reduce_out_meta(Which which, Args... args, Tensor& out) {
+    at::native::resize_output_symint(out, family_of<Family>(which).template check<c10::SymInt>(args..., &out).sizes);
     return out;
   }
 
-  GPUREDUCE_SMALL static Tensor& reduce_out_autograd(c10::DispatchKeySet keys, Args... args, Tensor& out) {
-    if (Family::kHasGradient) {
+  GPUREDUCE_SMALL static Tensor& reduce_out_autograd(Which which, c10::DispatchKeySet keys, Args... args, Tensor& out) {
+    const auto family = family_of<Family>(which);
+    if (family.has_gradient()) {
       const auto needs_grad = [](const Tensor& x) { return torch::autograd::compute_requires_grad(x); };
       const auto has_tangent = [](const Tensor& x) { return torch::autograd::isFwGradDefined(x); };
-      const auto function = [] { return function_name(Family::name()); };
+      const auto function = [&] { return function_name(family.name()); };
       if (any_tensor(needs_grad, args..., out)) torch::autograd::throw_error_out_requires_grad(function().c_str());
       TORCH_CHECK_NOT_IMPLEMENTED(!any_tensor(has_tangent, args..., out), "Trying to use forward AD with ", function(),
                                   "_out that does not support it because it is an out= function");
     }
     const at::AutoDispatchBelowAutograd below;
-    return out_variant().redispatch(keys & c10::after_autograd_keyset, args..., out);
+    return out_variant(which).redispatch(keys & c10::after_autograd_keyset, args..., out);
   }
 
   // Counts the write to `out`, so that a backward pass that needs the old values raises an error, as after torch's op. A
   // refused call writes nothing, so it is not counted.
-  GPUREDUCE_SMALL static Tensor& reduce_out_counted(c10::DispatchKeySet keys, Args... args, Tensor& out) {
+  GPUREDUCE_SMALL static Tensor& reduce_out_counted(Which which, c10::DispatchKeySet keys, Args... args, Tensor& out) {
     {
       const at::AutoDispatchBelowADInplaceOrView below;
-      out_variant().redispatch(keys & c10::after_ADInplaceOrView_keyset, args..., out);
+      out_variant(which).redispatch(keys & c10::after_ADInplaceOrView_keyset, args..., out);
     }
     torch::autograd::increment_version(out);
     return out;
@@ -187,17 +204,19 @@ struct Plumbing<Family, Result(Args...)> {
 
   // Under functionalization (torch.compile, torch.export) the out variant becomes a call of the plain one, whose result
   // replaces `out`. torch does this by itself only for ops that do not return the tensor that they write.
-  GPUREDUCE_SMALL static Tensor& reduce_out_functional(Args... args, Tensor& out) {
+  GPUREDUCE_SMALL static Tensor& reduce_out_functional(Which which, Args... args, Tensor& out) {
     namespace functionalization = at::functionalization::impl;
+    const auto family = family_of<Family>(which);
     const bool from_functional = any_tensor([](const Tensor& x) { return functionalization::isFunctionalTensor(x); }, args...);
     return [&](const auto&... plain) -> Tensor& {
       const at::AutoDispatchSkipFunctionalize below;
       if (!functionalization::isFunctionalTensor(out)) {
-        TORCH_CHECK(!from_functional, Family::name(), ": out is written, so it must be functionalized where an input is");
-        return out_variant().call(plain..., out);
+        TORCH_CHECK(!from_functional, family.name(), ": out is written, so it must be functionalized where an input is");
+        return out_variant(which).call(plain..., out);
       }
-      const at::ScalarType result = Family::template check<c10::SymInt>(plain..., &out).dtype;
-      const Tensor value = Family::kOutHasDtype ? functional().call(with_dtype(plain, result)...) : functional().call(plain...);
+      const at::ScalarType result = family.template check<c10::SymInt>(plain..., &out).dtype;
+      const auto& handle = functional(which);
+      const Tensor value = family.out_has_dtype() ? handle.call(with_dtype(plain, result)...) : handle.call(plain...);
       functionalization::replace_(out, value.to(result));  // results of any and all may be bool or uint8
       functionalization::commit_update(out);
       functionalization::sync(out);
@@ -208,13 +227,13 @@ struct Plumbing<Family, Result(Args...)> {
   // torch's policy fp32_set_opt_dtype: the result is float32, unless the call names a dtype or an input is float64. The op
   // reads small floats itself, so inputs are neither cast nor copied.
   template <c10::DeviceType device>
-  GPUREDUCE_SMALL static Result reduce_autocast(Args... args) {
+  GPUREDUCE_SMALL static Result reduce_autocast(Which which, Args... args) {
     const c10::impl::ExcludeDispatchKeyGuard below(at::autocast::get_autocast_dispatch_key_from_device_type(device));
     const auto eligible = [](const Tensor& x) { return at::autocast::is_eligible(x, device); };
     const auto wide = [](const Tensor& x) { return x.scalar_type() == at::kDouble; };
     const OptionalDtype given = std::get<sizeof...(Args) - 1>(std::tie(args...));
     const bool casts = !given && any_tensor(eligible, args...) && !any_tensor(wide, args...);
-    return functional().call(with_dtype(args, casts ? OptionalDtype(at::kFloat) : given)...);
+    return functional(which).call(with_dtype(args, casts ? OptionalDtype(at::kFloat) : given)...);
   }
 };
 
@@ -228,44 +247,45 @@ inline void put_fallthrough(torch::Library& m, const std::string& name) {
 // Refuses tensors that are not strided, with one message for all operators.
 void refuse_layouts(torch::Library& m, const std::string& name);
 
-// Defines the operator of a family without an out variant.
+// Defines an operator of a family without an out variant.
 template <class Family>
-GPUREDUCE_SMALL void define_reduction(torch::Library& m, const std::string& result) {
+GPUREDUCE_SMALL void define_reduction(torch::Library& m, const std::string& result, Which which = {}) {
   using Kernels = Plumbing<Family>;
-  const std::string name = Family::name();
-  m.def((name + Family::kArguments + ") -> " + result).c_str(), {at::Tag::pt2_compliant_tag});
-  put_on_backends(m, name, &Kernels::reduce);
-  put_meta(m, name, &Kernels::reduce_meta);
+  const std::string name = family_of<Family>(which).name();
+  define_schema(m, name + Family::kArguments + ") -> " + result);
+  put_on_backends(m, name, kernel_of(which, &Kernels::reduce));
+  put_meta(m, name, kernel_of(which, &Kernels::reduce_meta));
   put_fallthrough(m, name);
   refuse_layouts(m, name);
 }
 
-// Defines the operator of a family and its out variant.
+// Defines an operator of a family and its out variant.
 template <class Family>
-GPUREDUCE_SMALL void define_reduction_with_out(torch::Library& m) {
+GPUREDUCE_SMALL void define_reduction_with_out(torch::Library& m, Which which = {}) {
   using Kernels = Plumbing<Family>;
-  define_reduction<Family>(m, "Tensor");
-  const std::string out = std::string(Family::name()) + ".out";
-  m.def((out + Family::kArguments + ", Tensor(a!) out) -> Tensor(a!)").c_str(), {at::Tag::pt2_compliant_tag});
-  put_on_backends(m, out, &Kernels::reduce_out);
-  put_meta(m, out, &Kernels::reduce_out_meta);
-  put(m, Key::Autograd, out, &Kernels::reduce_out_autograd);
-  put(m, Key::ADInplaceOrView, out, &Kernels::reduce_out_counted);
-  put(m, Key::Functionalize, out, &Kernels::reduce_out_functional);
-  if constexpr (Family::autocasts(at::kCUDA))
-    put(m, Key::AutocastCUDA, Family::name(), &Kernels::template reduce_autocast<at::kCUDA>);
-  if constexpr (Family::autocasts(at::kCPU))
-    put(m, Key::AutocastCPU, Family::name(), &Kernels::template reduce_autocast<at::kCPU>);
+  define_reduction<Family>(m, "Tensor", which);
+  const auto family = family_of<Family>(which);
+  const std::string name = family.name(), out = name + ".out";
+  define_schema(m, out + Family::kArguments + ", Tensor(a!) out) -> Tensor(a!)");
+  put_on_backends(m, out, kernel_of(which, &Kernels::reduce_out));
+  put_meta(m, out, kernel_of(which, &Kernels::reduce_out_meta));
+  put(m, Key::Autograd, out, kernel_of(which, &Kernels::reduce_out_autograd));
+  put(m, Key::ADInplaceOrView, out, kernel_of(which, &Kernels::reduce_out_counted));
+  put(m, Key::Functionalize, out, kernel_of(which, &Kernels::reduce_out_functional));
+  if (family.autocasts(at::kCUDA))
+    put(m, Key::AutocastCUDA, name, kernel_of(which, &Kernels::template reduce_autocast<at::kCUDA>));
+  if (family.autocasts(at::kCPU))
+    put(m, Key::AutocastCPU, name, kernel_of(which, &Kernels::template reduce_autocast<at::kCPU>));
   put_fallthrough(m, out);
   refuse_layouts(m, out);
 }
 
 // Defines `prefix`_tuned, which forces a plan, for tests and tuning.
 template <class Family>
-GPUREDUCE_SMALL void define_tuned(torch::Library& m, const std::string& prefix, const std::string& result) {
+GPUREDUCE_SMALL void define_tuned(torch::Library& m, const std::string& prefix, const std::string& result, Which which = {}) {
   const std::string name = prefix + "_tuned";
   m.def((name + Family::kArguments + ", str tuning=\"\") -> " + result).c_str());
-  put_on_backends(m, name, &Plumbing<Family>::reduce_forced);
+  put_on_backends(m, name, kernel_of(which, &Plumbing<Family>::reduce_forced));
   put_fallthrough(m, name);
 }
 

@@ -71,15 +71,15 @@ std::string row(Operation op) {
 // from sums of powers; null if there is none.
 std::string operations() {
   std::string rows, powers;
-  for_each_operation([&](auto op) { rows += (rows.empty() ? "" : ", ") + row(op); });
+  for (const Operation op : kOperations) rows += (rows.empty() ? "" : ", ") + row(op);
   for (const Power& power : kPowers) {
     std::string powsum = "null", root = "null";
     if (power.powsum) {
       powsum = in_quotes(name_of(*power.powsum));
-      for_each_operation([&](auto op) {
+      for (const Operation op : kOperations) {
         const bool same = info(op).finish == info(*power.norm).finish;
         if (same && (op == Operation::sum || (is_part(op) && info(op).is_norm()))) root = in_quotes(name_of(op));
-      });
+      }
     }
     powers += (powers.empty() ? "" : ", ") + in_quotes(text_of(power.ord)) + ": {\"norm\": " + in_quotes(name_of(*power.norm)) +
               ", \"powsum\": " + powsum + ", \"root\": " + root + "}";
@@ -94,9 +94,8 @@ std::string dtype_name(Accumulator a) { return name_of(a); }
 // refuses operations of typing `same`, whose nodes have the input's dtype.
 std::string node_dtype(const std::string& operation, at::ScalarType input, at::ScalarType result) {
   std::optional<Operation> found;
-  for_each_operation([&](auto op) {
+  for (const Operation op : kOperations)
     if (operation == name_of(op)) found = op;
-  });
   TORCH_CHECK(found && info(*found).typing != Typing::same, "_node_dtype: there is no operation ", operation,
               " whose nodes are accumulators");
   const OperationInfo row = info(*found);

@@ -164,13 +164,12 @@ PyObject* guarded(F f) {
   return nullptr;
 }
 
-template <Operation op, bool exact = false>
-PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+PyObject* reduced(Which which, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5) return not_implemented();
   PyObject *input = arguments[0], *dim = arguments[1], *keepdim = arguments[2], *dtype = arguments[3], *out = arguments[4];
   Dims dims;
   if (!is_plain_tensor(input) || !dims.read(dim) || (keepdim != Py_False && keepdim != Py_True) ||
-      (info(op).typing == Typing::truth && dims.count == 0) || (dtype != Py_None && !THPDtype_Check(dtype)) ||
+      (info(which.op).typing == Typing::truth && dims.count == 0) || (dtype != Py_None && !THPDtype_Check(dtype)) ||
       (out != Py_None && !is_plain_tensor(out)) || at::impl::torch_function_mode_enabled())
     return not_implemented();
   OptionalDtype type;
@@ -181,7 +180,7 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
       at::Tensor result = unpack(out);
       {
         const NoGil no_gil;
-        out_variant<op, exact>().call(self, dims.ref(), keepdim == Py_True, type, result);
+        out_variant(which).call(self, dims.ref(), keepdim == Py_True, type, result);
       }
       Py_INCREF(out);
       return out;
@@ -189,10 +188,15 @@ PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     at::Tensor result;
     {
       const NoGil no_gil;
-      result = functional<op, exact>().call(self, dims.ref(), keepdim == Py_True, type);
+      result = functional(which).call(self, dims.ref(), keepdim == Py_True, type);
     }
     return THPVariable_Wrap(result);
   });
+}
+
+template <Operation op, bool exact = false>
+PyObject* reduce(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return reduced({op, exact}, arguments, count);
 }
 
 // Reads the correction of var. Returns false if it does not have a usual form.
