@@ -8,9 +8,9 @@ from torch import SymInt, Tensor
 from torch.utils._pytree import register_dataclass
 
 from . import _arguments, _library
-from ._arguments import Input, integer, joined, mesh_of, plain_tensors, tensors
+from ._arguments import Input, integer, mesh_of, plain_tensors, tensors
 from ._index import flat_index, sorted_index
-from ._indexed import _expect_rows, _lists
+from ._indexed import _expect_rows, _named
 
 __all__ = ["MoePlan", "moe_combine", "moe_dispatch", "moe_plan"]
 
@@ -178,22 +178,23 @@ def moe_dispatch(x: Input, plan: MoePlan) -> Tensor:
     if not isinstance(plan, MoePlan):
         hint = ": moe_plan makes one of it" if isinstance(plan, Tensor) else ""
         raise TypeError(f"{name}(): argument 'plan' must be MoePlan, not {type(plan).__name__}{hint}")
-    x, tokens = joined(x), plan.index.shape[:-1]
-    here = _held(x)
+    _expect_strided(name, x=x)
+    tokens = plan.index.shape[:-1]
     if isinstance(x, Tensor) and x.shape[: len(tokens)] != tokens:
         sizes = ", ".join(map(str, [*tokens, "..."]))
         raise RuntimeError(f"{name}(): x: expected the size [{sizes}], as the plan has it, but got {_sizes(x)}")
+    if len(tokens) != 1 and not isinstance(x, Tensor):
+        raise TypeError(f"{name}(): x: a Shard needs a plan of experts of two dims, not of {len(tokens) + 1}")
+    if mesh_of(x) is not None:
+        from .distributed._dtensor import moe_dispatch as of_dtensors
+
+        return _named(name, of_dtensors, x, plan)
     if len(tokens) != 1:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}(): x: a Shard needs a plan of experts of two dims, but they have {len(tokens) + 1}")
         x = x.reshape(-1, *x.shape[len(tokens) :])
     kept = plan.kept
-    lists = {"token": plan.token, "index": kept.source if kept else plan.index.reshape(-1), "ends": plan.ends}
-    if kept:
-        lists["filled"] = kept.filled
-    token, index, ends, *filled = _lists(name, {"x": x}, **lists)
-    given = x, token, filled[0] if kept else None, None, None, index, ends, None, 0
-    return _library.call(name, _gather_sum, *given, dtype=here.dtype, others=_NAMES | {"data": "x"})
+    back = kept.source if kept else plan.index.reshape(-1), plan.ends, None
+    given = x, plan.token, kept and kept.filled, None, None, *back, 0
+    return _library.call(name, _gather_sum, *given, dtype=_held(x).dtype, others={"data": "x", "rows": "plan"})
 
 
 def moe_combine(
@@ -240,12 +241,10 @@ def moe_combine(
     name = "moe_combine"
     tensors(name, rows=rows)
     _arguments.dtype(name, dtype)
-    rows = joined(rows)
-    data = _held(rows)
-    planned = isinstance(index, MoePlan)
-    if not planned and not isinstance(index, Tensor):
+    if not isinstance(index, (Tensor, MoePlan)):
         raise TypeError(f"{name}(): argument 'index' must be Tensor or MoePlan, not {type(index).__name__}")
-    numbers = index.index if planned else index
+    numbers, data = index.index if isinstance(index, MoePlan) else index, _held(rows)
+    _expect_strided(name, rows=data, index=numbers)
     if numbers.dim() == 0:
         raise RuntimeError(f"{name}(): index: expected at least one dim, the last one for a token's choices")
     if numbers.dtype not in (torch.int32, torch.int64):
@@ -253,60 +252,60 @@ def moe_combine(
     _expect_floating(name, "rows", data)
     if isinstance(data, Tensor) and data.dim() == 0:
         raise RuntimeError(f"{name}(): rows: expected at least one dim")
-    given = {"rows": rows}
     if weights is not None:
         plain_tensors(name, weights=weights)
+        _expect_strided(name, weights=weights)
         _expect_floating(name, "weights", weights)
         if weights.shape != numbers.shape:
             found = f"but got {_sizes(weights)}"
             raise RuntimeError(f"{name}(): weights: expected the size {_sizes(numbers)}, as the index has, {found}")
-        given["weights"] = _on_all_ranks(weights)
-    call = _by_plan if planned else _by_index
-    result = call(name, rows, data, index, given, dtype or data.dtype)
+    if any(mesh_of(one) is not None for one in (rows, numbers, weights)):
+        from .distributed._dtensor import moe_combine as of_dtensors
+
+        return _named(name, of_dtensors, rows, index, weights, dtype)
+    flat = None if weights is None else weights.reshape(-1)
+    result = (_by_plan if isinstance(index, MoePlan) else _by_index)(rows, index, flat, dtype or data.dtype)
     tokens = numbers.shape[:-1]
-    return result if len(tokens) == 1 else result.reshape(*tokens, *result.shape[1:])
+    return result if len(tokens) == 1 else result.reshape((*tokens, *result.shape[1:]))
 
 
-def _by_plan(name: str, rows: Any, data: Any, plan: MoePlan, given: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    _expect_rows(name, "rows", rows, 0, plan.choice.shape[0])
-    kept, flat = plan.kept, plan.index.reshape(-1)
-    lists = {"index": kept.source if kept else flat, "ends": plan.ends, "token": plan.token}
-    lists |= {"choice": plan.choice, "row": kept.row if kept else flat}
-    if kept:
-        lists["filled"] = kept.filled
-    source, ends, token, choice, row, *filled = _lists(name, given, **lists)
+def _by_plan(rows: Any, plan: MoePlan, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+    _expect_rows("moe_combine", "rows", rows, 0, plan.choice.shape[0])
+    kept, index = plan.kept, plan.index.reshape(-1)
+    source = kept.source if kept else index
     # A weight's number is its row's: then the gradient of weights reads rows where they lie.
-    weights = _moved(name, given.get("weights"), choice, row)
+    weights = _moved(weights, plan.choice, kept.row if kept else index)
     edges = None if weights is None else source
-    back = token, filled[0] if kept else None, None
-    return _library.call(name, _gather_sum, rows, source, ends, weights, edges, *back, 0, dtype=dtype, others=_NAMES)
+    return _combined(rows, source, plan.ends, weights, edges, plan.token, kept and kept.filled, None, 0, dtype=dtype)
 
 
-def _by_index(name: str, rows: Any, data: Any, index: Tensor, given: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    (index,) = _lists(name, given, index=index)
-    flat = index.reshape(-1)
+def _by_index(rows: Any, index: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+    flat, count = index.reshape(-1), _held(rows).shape[0]
     is_kept = flat >= 0
     place, ends = _partition(is_kept, index.shape)
     source = torch.zeros_like(flat).scatter(0, place, torch.where(is_kept, flat, 0))
-    weights = _moved(name, given.get("weights"), _inverse(place), place)
-    empty = weights is not None and data.shape[0] == 0  # there is no row that a weight's gradient could read
-    call = rows, source, ends, None if empty else weights, None, None, None, None, 0
+    weights = _moved(weights, _inverse(place), place)
+    empty = weights is not None and count == 0  # there is no row that a weight's gradient could read
     try:
-        result = _library.call(name, _gather_sum, *call, dtype=dtype, others=_NAMES)
+        result = _combined(rows, source, ends, None if empty else weights, None, None, None, None, 0, dtype=dtype)
     except IndexError as error:
-        raise _out_of_range(error, name, "index", flat, data.shape[0]) from None
+        raise _out_of_range(error, "moe_combine", "index", flat, count) from None
     return result + torch.ops.gpureduce.sum(weights[:0]).to(dtype) if empty else result
 
 
-_NAMES = {"data": "rows", "rows": "index", "weight": "weights"}
+def _combined(*given: Any, **named: Any) -> Tensor:
+    names = {"data": "rows", "rows": "index", "weight": "weights"}
+    return _library.call("moe_combine", _gather_sum, *given, others=names, **named)
 
 
-def _moved(name: str, weights: Any, choice: Tensor, place: Tensor) -> Any:
+def _moved(weights: Tensor | None, choice: Tensor, place: Tensor) -> Tensor | None:
     """The weights of choices, in another order: ``place`` is its inverse."""
     if weights is None:
         return None
-    given = weights.reshape(-1), choice, None, None, None, place, None, None, 0
-    return _library.call(name, _gather_sum, *given, dtype=weights.dtype, others={"data": "weights"})
+    given = weights, choice, None, None, None, place, None, None, 0
+    return _library.call(
+        "moe_combine", _gather_sum, *given, dtype=weights.dtype, others={"data": "weights", "rows": "index"}
+    )
 
 
 def _held(x: Any) -> Any:
@@ -327,14 +326,10 @@ def _here(numbers: Tensor) -> Tensor:
     return _list_of(numbers)
 
 
-def _on_all_ranks(weights: Tensor) -> Tensor:
-    """A DTensor of which every rank has all: torch makes no vector of some cuts."""
-    mesh = mesh_of(weights)
-    if mesh is None:
-        return weights
-    from torch.distributed.tensor import Replicate
-
-    return weights.redistribute(placements=[Replicate()] * mesh.ndim)
+def _expect_strided(name: str, **given: Any) -> None:
+    for argument, x in given.items():
+        if layout := _arguments.layout_of(x):
+            raise NotImplementedError(f"{name}(): {argument}: {layout} tensors are not supported")
 
 
 def _expect_floating(name: str, argument: str, x: Any) -> None:

@@ -21,8 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
-from .. import distributed
+from .. import _moe, distributed
 from .._graphs import between_graphs
 from .._operations import exact_operators, is_inexact, known, node_dtype, state_size
 from . import _rows
@@ -668,6 +669,40 @@ def embedding_bag(
 
     cut, all_ranks = _columns(weight, summed), [Replicate()] * weight.device_mesh.ndim
     return _of_parts([weight, per_sample_weights], [cut, all_ranks], call, cut, meta)
+
+
+def _along_others(x: DTensor, dims: int, whole: bool = False) -> list[Placement]:
+    """How a tensor is cut for its rows of so many first dims to be read: along other dims, if at all."""
+    return [
+        one if getattr(one, "dim", -1) >= dims and not whole and not hasattr(one, "split_factor") else Replicate()
+        for one in x.placements
+    ]
+
+
+def _with_first_dims(placements: Sequence[Placement], more: int) -> list[Placement]:
+    return [_moved(one, one.dim + more) if _is_shard(one) else one for one in placements]
+
+
+def moe_dispatch(x: DTensor, plan: Any) -> DTensor:
+    """Of the columns that a rank has."""
+    dims = plan.index.dim() - 1
+    meta, cut = _moe.moe_dispatch(_without_data(x), tree_map(_without_data, plan)), _along_others(x, dims)
+    return _of_parts([x], [cut], lambda x: _moe.moe_dispatch(x, plan), _with_first_dims(cut, 1 - dims), meta)
+
+
+def moe_combine(rows: Any, index: Any, weights: Any, dtype: torch.dtype | None) -> DTensor:
+    """Of the columns that a rank has. The gradient of weights is a sum over columns, so it needs all of them."""
+    given, planned = {"rows": rows, "weights": weights}, isinstance(index, _moe.MoePlan)
+    (numbers,) = lists_beside("moe_combine", given, {"index": index.index if planned else index})
+    index = index if planned else numbers
+    meta = _moe.moe_combine(_without_data(rows), tree_map(_without_data, index), _meta_of(weights), dtype=dtype)
+    summed = weights is not None and weights.requires_grad and torch.is_grad_enabled()
+    cut, all_ranks = _along_others(rows, 1, summed), [Replicate()] * rows.device_mesh.ndim
+
+    def call(rows: Tensor, weights: Tensor | None) -> Tensor:
+        return _moe.moe_combine(rows, index, weights, dtype=dtype)
+
+    return _of_parts([rows, weights], [cut, all_ranks], call, _with_first_dims(cut, numbers.dim() - 2), meta)
 
 
 # --- functions that keep their input's shape -------------------------------------------------------------------------
