@@ -127,7 +127,9 @@ def functions():
     """The public functions of tensors."""
     others = {"__version__", "check_batch_invariance", "contract", "drift", "clip_grad_norm_", "get_total_norm"}
     others |= {"decompositions", "distributed", "exact", "ladder"}
-    return sorted(set(torch_reduce.__all__) - others - {"GatherPlan", "IndexPlan", "MoePlan", "replace", "replace_torch_sum"})
+    return sorted(
+        set(torch_reduce.__all__) - others - {"GatherPlan", "IndexPlan", "MoePlan", "replace", "replace_torch_sum"}
+    )
 
 
 @pytest.mark.parametrize("name", functions())

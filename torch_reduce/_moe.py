@@ -85,8 +85,8 @@ def moe_plan(experts: Tensor, size: int | SymInt, *, drops: bool = False) -> Moe
 
     Args:
         experts: int64 or int32, of shape (*tokens, k), of any strides, on the CPU, a CUDA device or meta: the k experts
-            of each token, in [0, size), as ``scores.topk(k)`` gives them. Of a DTensor every rank gets all, and the plan
-            has plain tensors.
+            of each token, in [0, size), as ``scores.topk(k)`` gives them. Of a DTensor every rank gets all, and the
+            plan has plain tensors.
         size: the number of experts.
         drops: whether choices may be dropped: then a negative number in ``experts`` is one that no expert sees.
 
@@ -155,8 +155,8 @@ def moe_dispatch(x: Input, plan: MoePlan) -> Tensor:
         plan: by :func:`moe_plan`.
 
     Returns:
-        A new tensor of shape (n, ...) and of the dtype of ``x``, for n choices of all tokens: row ``r`` is that of token
-        ``plan.token[r]``, and expert ``e`` has the rows ``plan.offsets[e]:plan.offsets[e + 1]``. Rows of dropped
+        A new tensor of shape (n, ...) and of the dtype of ``x``, for n choices of all tokens. Row ``r`` is the row of
+        token ``plan.token[r]``, and expert ``e`` has the rows ``plan.offsets[e]:plan.offsets[e + 1]``. Rows of dropped
         choices, after ``plan.offsets[-1]``, are 0.
 
     **Gradients** of any order and in forward mode: :func:`moe_combine` without weights. So a token has the sum of the
