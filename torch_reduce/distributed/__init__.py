@@ -399,41 +399,43 @@ def _leaf_sum(
     parts: Tensor | list[Tensor], leaves: int, group: Any, dim: int | None, dtype: torch.dtype | None, check: bool
 ) -> Tensor:
     """Checks the arguments, and adds."""
-    name, several = "leaf_sum", parts if isinstance(parts, list) else [parts]
+    name, first, error, shape = "leaf_sum", parts[0] if isinstance(parts, list) else parts, None, []
     world, _ = _messages.place(name, group)
-    first, error = several[0], None
-    shape = list(first.shape if isinstance(parts, list) else first.shape[1:])
     try:
-        _expect_leaves(parts, leaves, world)
-        at = None if dim is None else torch.empty(shape, device="meta").stride(dim) and range(len(shape))[dim]
-        if at is not None and shape[at] % world:
-            raise ValueError(
-                f"{name}(): scatter_dim: expected a dim whose size {world} ranks divide, but dim {at} of {shape} has "
-                f"{shape[at]}"
-            )
-        result = torch.ops.gpureduce.sum(torch.empty(1, dtype=first.dtype, device="meta"), dtype=dtype).dtype
+        shape = _shape_of_leaf(parts, leaves, world)
+        if dim is not None and not -len(shape) <= dim < len(shape):
+            raise IndexError(f"{name}(): scatter_dim: expected a dim of a leaf of the size {shape}, but got {dim}")
+        if dim is not None and shape[dim] % world:
+            found = f"but it has {shape[dim]} in a leaf of the size {shape}"
+            raise ValueError(f"{name}(): scatter_dim: expected as many elements as {world} ranks divide, {found}")
     except Exception as raised:
         error = raised
-    asked = f"leaf_sum of {leaves} leaves" + (f", scatter_dim={dim}" * (dim is not None)) + (f", dtype={dtype}" * bool(dtype))
-    facts = {"function": asked, "shape of a leaf": shape, "dtype": str(first.dtype)}
+    asked = [f"leaf_sum of {leaves} leaves", dim is not None and f"scatter_dim={dim}", dtype and f"dtype={dtype}"]
+    facts = {"function": ", ".join(filter(None, asked)), "shape of a leaf": shape, "dtype": str(first.dtype)}
     _check(name, facts, {"parts": first}, error, group, check)
     stacked = torch.stack(parts) if isinstance(parts, list) else parts
+    result = torch.ops.gpureduce.sum(torch.empty(1, dtype=first.dtype, device="meta"), dtype=dtype).dtype
+    at = dim if dim is None else dim % len(shape)
     return _leaves.LeafSum.apply(stacked, _leaves.Call(leaves, at, result, group))
 
 
-def _expect_leaves(parts: Tensor | list[Tensor], leaves: int, world: int) -> None:
+def _shape_of_leaf(parts: Tensor | list[Tensor], leaves: int, world: int) -> list[int]:
     """Raises an error unless the parts are this rank's share of the leaves."""
     if leaves < 1 or leaves % world:
         raise ValueError(f"leaf_sum(): leaves: expected a multiple of {world}, the number of ranks, but got {leaves}")
-    if isinstance(parts, Tensor) and parts.dim() == 0:
+    listed = isinstance(parts, list)
+    if not listed and parts.dim() == 0:
         raise ValueError("leaf_sum(): parts: expected at least one dim, the first one for the leaves")
-    if len(parts) != leaves // world:
-        each = leaves // world
-        raise ValueError(f"leaf_sum(): parts: expected {each} leaves of {leaves} on {world} ranks, but got {len(parts)}")
-    for one in parts[1:] if isinstance(parts, list) else ():
+    count, each = len(parts), leaves // world
+    if count != each:
+        raise ValueError(
+            f"leaf_sum(): parts: expected {each} of {leaves} leaves on each of {world} ranks, but got {count}"
+        )
+    for one in parts[1:] if listed else ():
         if (one.shape, one.dtype, one.device) != (parts[0].shape, parts[0].dtype, parts[0].device):
             both = f"{_messages.shown(parts[0])} on {parts[0].device} and {_messages.shown(one)} on {one.device}"
             raise ValueError(f"leaf_sum(): parts: expected leaves of one shape, dtype and device, but got {both}")
+    return list(parts[0].shape if listed else parts.shape[1:])
 
 
 def _told(name: str, exact: bool) -> str:

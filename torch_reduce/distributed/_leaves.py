@@ -59,8 +59,9 @@ class Call:
     def sum(self, parts: Tensor) -> Tensor:
         """The result, of this rank's leaves side by side."""
         world, rank = place("leaf_sum", self.group)
-        if world == 1:
-            return _ops.sum(parts, [0], dtype=self.dtype)
+        if world == 1 or parts.numel() == 0:
+            found = _ops.sum(parts, [0], dtype=self.dtype)
+            return found if self.dim is None else found.chunk(world, self.dim)[rank].contiguous()
         accumulator = node_dtype("sum", parts.dtype, self.dtype)
         plan = _plan_of(self.leaves, world, parts.dtype.itemsize, accumulator.itemsize)
         if plan.sends_leaves:
@@ -75,7 +76,7 @@ class Call:
         own = sizes[rank]
         sent, received = [len(mine) * size for size in sizes], [count * own for count in counts]
         _, table = exchange(flat, sent, received, self.group, later=False)
-        table = table.view(-1, own)
+        table = table.view(sum(counts), own)
         if plan.sends_leaves:
             found = _ops.sum(table, [0], dtype=self.dtype)
         else:
