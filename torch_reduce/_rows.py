@@ -184,8 +184,6 @@ def entropy(logits: Tensor, dim: int) -> Tensor:
 
 def log_prob_of_several(logits: Tensor, target: Tensor, dim: int, *, temperature: float, ignore_index: int) -> Tensor:
     title, rank = "log_prob", logits.dim()
-    if any(_arguments.mesh_of(each) is not None for each in (logits, target)):
-        raise NotImplementedError(f"{title}(): target: several targets of a row are not supported for DTensors")
     if kind := _arguments.layout_of(logits) or _arguments.layout_of(target):
         raise NotImplementedError(f"{title}(): {kind} tensors are not supported")
     if not -rank <= dim < rank:
@@ -196,6 +194,10 @@ def log_prob_of_several(logits: Tensor, target: Tensor, dim: int, *, temperature
     check_temperature(title, temperature)
     if temperature != 1 or logits.dtype.itemsize == 1:
         logits = softened(logits, temperature)
+    if any(_arguments.mesh_of(each) is not None for each in (logits, target)):
+        from .distributed._dtensor import log_prob_of_several as of_dtensors
+
+        return _library.call(title, of_dtensors, logits, target, dim, ignore_index)
     return _library.call(title, _LogProbs.apply, logits, target.long(), dim, ignore_index)[0]
 
 

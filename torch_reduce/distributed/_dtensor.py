@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from .. import _moe, distributed
+from .. import _rows as _of_tensors
 from .._graphs import between_graphs
 from .._operations import exact_operators, is_inexact, known, node_dtype, state_size
 from . import _rows
@@ -835,6 +836,47 @@ def _log_prob_backward(
         return [_rows.log_prob_backward(cut, *given, at, ignore_index, m._local_tensor, log_sum._local_tensor)]
 
     return _rowwise("log_prob", x, work, [meta], [x.placements])[0]
+
+
+def log_prob_of_several(logits: DTensor, target: DTensor, dim: int, ignore_index: int) -> DTensor:
+    """The logarithms at several targets of each row, which lie along `dim`."""
+    _expect_dtensors("log_prob", logits=logits, target=target)
+    return _LogProbs.apply(logits, target, dim, ignore_index)
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: DTensor, target: DTensor, dim: int, ignore_index: int) -> DTensor:
+        given = (_without_data(logits), _without_data(target).long(), dim, ignore_index)
+        x, metas = _without_partials(logits.detach()), _of_tensors.log_probs(*given)
+        kept = _per_row("log_prob", x, [dim], True)
+        places = _as_cut(target, kept)
+
+        def work(cut: _DTensorCut) -> tuple[Tensor, ...]:
+            index = places._local_tensor.long()
+            if cut.crosses([dim]):
+                return _rows.log_probs(cut, x._local_tensor, index, dim, ignore_index)
+            return _of_tensors.log_probs(x._local_tensor, index, dim, ignore_index)
+
+        found, m, log_sum = _rowwise("log_prob", x, work, metas, [kept] * 3)
+        ctx.save_for_backward(x, places, m, log_sum)
+        ctx.facts = kept, dim, ignore_index
+        return found
+
+    @staticmethod
+    @_rows.of_first_order
+    def backward(ctx: Any, grad: DTensor) -> tuple[Any, ...]:
+        (x, places, m, log_sum), (kept, dim, ignore_index) = ctx.saved_tensors, ctx.facts
+        share = _as_cut(grad, kept)
+
+        def work(cut: _DTensorCut) -> list[Tensor]:
+            given = (share._local_tensor, x._local_tensor, places._local_tensor.long())
+            given += (m._local_tensor, log_sum._local_tensor, dim, ignore_index)
+            if cut.crosses([dim]):
+                return [_rows.log_probs_backward(cut, *given[:3], *given[5:], *given[3:5])]
+            return [_of_tensors.log_probs_backward(*given)]
+
+        return _rowwise("log_prob", x, work, [_without_data(x)], [x.placements])[0], None, None, None
 
 
 def _weight_placements(x: DTensor, dims: int) -> list[Placement]:
