@@ -243,6 +243,30 @@ def test_nothing_is_sent(meshes):  # noqa: F811
         assert sent == {"all_to_all": [0, 0], "all_gather": [0, 0]}
 
 
+def sequences(group):
+    """Experts of tokens in sequences, of DTensors that are cut along columns, tokens and sequences."""
+    mesh = mesh_of((4,))
+    experts = index_of(5 * 12 * 2, 4).view(5, 12, 2) - 1
+    plan = torch_reduce.moe_plan(experts, 3, drops=True)
+    x, weights = data([5, 12, 8], "bfloat16", 1), data([5, 12, 2], "float32", 2)
+    rows = torch_reduce.moe_dispatch(x, plan)
+    one = torch_reduce.moe_combine(rows, plan, weights)
+    plans = [torch_reduce.moe_plan(as_given(experts, how, mesh), 3, drops=True) for how in ("plain", "cut along 1")]
+    for (placement, after), here_plan in itertools.product(((S1, R), (S0, R), (Shard(2), S1)), plans):
+        if not inside(mesh):
+            continue
+        found = torch_reduce.moe_dispatch(cut(x, mesh, [placement]), here_plan)
+        assert_result(found, rows, mesh, [after], f"{placement}")
+        for index in (here_plan, cut(plan.index, mesh, [S1])):
+            back = torch_reduce.moe_combine(found, index, cut(weights, mesh, [S1]))
+            assert_result(back, one, mesh, [R if after == R else Shard(2)], f"{placement}")
+
+
+def test_experts_of_sequences(meshes):  # noqa: F811
+    only_where_torch_moves(meshes)
+    meshes.run(meshes.size, sequences)
+
+
 WITHOUT_LISTS = {
     "amax": Case(lambda x: T.amax(x, 0), ["rows"], []),
     "amin": Case(lambda x: T.amin(x, 1, keepdim=True), ["rows"], []),

@@ -9,9 +9,11 @@ if not torch.distributed.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
 
 import torch.distributed as dist
+from torch.distributed.tensor import Shard
 
 import torch_reduce
 from support import DTYPES, SUM, assert_same_bits, data, dtype_of, tensor_of
+from test_dtensor import cut, inside, mesh_of, only_where_torch_moves
 from torch_reduce.distributed import leaf_sum
 from worlds import here, traffic
 
@@ -253,6 +255,24 @@ def refused(group):
     ):
         leaf_sum(x[: 6 - rank], 12, group)
     assert leaf_sum(x, 12, group).tolist() == [12.0] * 4
+
+
+def of_a_dtensor(group):
+    mesh, whole = mesh_of((4,)), data((LEAVES, 5), "float32")
+    x = cut(whole, mesh, [Shard(0)])
+    if not inside(mesh):
+        return
+    with pytest.raises(
+        NotImplementedError, match=r"^leaf_sum\(\): parts: DTensors are not supported: torch_reduce.sum"
+    ):
+        leaf_sum(x, LEAVES)
+    assert_same_bits(torch_reduce.sum(x, 0).to_local(), torch_reduce.sum(whole, 0).to(here()))
+
+
+def test_a_dtensor(world):
+    """It is refused, and what the error says gives the same bits."""
+    only_where_torch_moves(world)
+    world.run(world.size, of_a_dtensor)
 
 
 def test_refused(world):

@@ -329,6 +329,24 @@ def test_compiled_by_inductor(device):
     assert_same_bits(torch.compile(layer, fullgraph=True)(x, weights, experts), layer(x, weights, experts))
 
 
+def test_exported(device):
+    """torch.export keeps all of it, for any number of tokens."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, weights, experts):
+            plan = moe_plan(experts, EXPERTS, drops=True)
+            return moe_combine(moe_dispatch(x, plan) * 2, plan, weights), plan.counts
+
+    def given(tokens):
+        x, weights = data((tokens, 4), "bfloat16", device=device), data((tokens, 2), "float32", seed=1, device=device)
+        return x, weights, experts_of((tokens, 2), EXPERTS, device, drops=True)
+
+    many = {0: torch.export.Dim("tokens", min=2, max=1000)}
+    exported = torch.export.export(Layer(), given(TOKENS), dynamic_shapes=(many, many, many)).module()
+    for tokens in (TOKENS, 90):
+        assert_same_bits(exported(*given(tokens)), Layer()(*given(tokens)))
+
+
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Mixtures of experts: rows of tokens to their experts, expert by expert, and back to their tokens."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -349,7 +350,7 @@ def _token(choice: Tensor, k: int | SymInt) -> Tensor:
 
 def _all_ends(row: Tensor, shape: torch.Size) -> Tensor:
     """Where the choices of each token begin, if all are kept; and where the last one's end."""
-    return torch.arange(shape[:-1].numel() + 1, dtype=row.dtype, device=row.device) * shape[-1]
+    return torch.arange(math.prod(shape[:-1]) + 1, dtype=row.dtype, device=row.device) * shape[-1]
 
 
 def _partition(is_kept: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
