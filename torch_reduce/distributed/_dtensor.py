@@ -674,14 +674,11 @@ def embedding_bag(
 
 def _along_others(x: DTensor, dims: int, whole: bool = False) -> list[Placement]:
     """How a tensor is cut for its rows of so many first dims to be read: along other dims, if at all."""
-    return [
-        one if getattr(one, "dim", -1) >= dims and not whole and not hasattr(one, "split_factor") else Replicate()
-        for one in x.placements
-    ]
+    return [Replicate() if whole or not one.is_shard() or one.dim < dims else one for one in x.placements]
 
 
 def _with_first_dims(placements: Sequence[Placement], more: int) -> list[Placement]:
-    return [_moved(one, one.dim + more) if _is_shard(one) else one for one in placements]
+    return [_moved(one, one.dim + more) if one.is_shard() and more else one for one in placements]
 
 
 def moe_dispatch(x: DTensor, plan: Any) -> DTensor:
