@@ -349,7 +349,7 @@ def test_experts_drops(example, device):
         for expert in row:
             wanted[-1].append(expert if taken[expert] < 90 else -1)
             taken[expert] += 1
-    assert experts.tolist() == wanted and -1 in sum(wanted, [])
+    assert experts.tolist() == wanted and any(-1 in row for row in wanted)
     found = [way(x, weights, experts, up, down, ranks) for way in module.WAYS.values() for ranks in (1, 2)]
     rows = torch.zeros_like(x)
     for t in range(len(x)):
