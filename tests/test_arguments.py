@@ -43,6 +43,7 @@ WRONG = {
     "tensor": NO_TENSOR | NONE,
     "tensor?": NO_TENSOR,
     "plan": NO_TENSOR | NONE,
+    "MoePlan": NO_TENSOR | NONE,
     "tensors": {"str": "a", "object": Anything(), "float": 1.5, "None": None, "of str": ["a"]},
     "int": NO_INT | NONE | {"bool": True},
     "int?": NO_INT,
@@ -68,6 +69,7 @@ KINDS |= {"norm_type": "float", "max_norm": "float", "function": "str", "nan_is_
 KINDS |= {"reduce": "str", "include_self": "bool", "include_last_offset": "bool"}
 KINDS |= {"x": "tensor", "rows": "int?", "divisor": "number?", "z_loss": "float"}
 KINDS |= {"count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
+KINDS |= {"experts": "tensor", "drops": "bool", "plan": "MoePlan"}
 
 MATRIX, VECTOR = of(2, 3), of(2)
 OF_DIMS = dict(input=MATRIX, dim=1)
@@ -75,6 +77,7 @@ OF_SEGMENTS = dict(data=MATRIX, offsets=longs(0, 1, 2))
 OF_INDICES = dict(source=MATRIX, index=longs(0, 1), size=2)
 OF_EDGES = dict(x=MATRIX, source=longs(0, 1), target=longs(0, 1), size=2)
 ADDED = dict(input=MATRIX, dim=0, index=longs(0, 1), source=MATRIX)
+EXPERTS = lambda device: longs(0, 1, 1, 0)(device).view(2, 2)  # noqa: E731
 STATE = lambda device: torch_reduce.exact.partial(torch.ones(2, device=device))  # noqa: E731
 # A call of each function that raises nothing.
 CALLS = dict.fromkeys(["sum", "mean", "nansum", "prod", "amax", "amin", "any", "all", "count_nonzero"], OF_DIMS)
@@ -89,6 +92,9 @@ CALLS |= {
     "dot": dict(input=VECTOR, other=VECTOR),
     "index_plan": dict(index=longs(0, 1), size=2),
     "gather_plan": dict(source=longs(0, 1), target=longs(0, 1), size=2),
+    "moe_plan": dict(experts=EXPERTS, size=2),
+    "moe_dispatch": dict(x=MATRIX, plan=lambda device: torch_reduce.moe_plan(EXPERTS(device), 2)),
+    "moe_combine": dict(rows=of(4, 3), index=EXPERTS),
     "index_add": ADDED,
     "index_add_": ADDED,
     "index_reduce": dict(**ADDED, reduce="mean"),
@@ -123,10 +129,10 @@ OTHERS |= {(name, "dim"): "int" for name in ("softmax", "log_softmax", "log_prob
 OTHERS |= {(f"index_{name}", "index"): "plan" for name in ("sum", "mean", "amax", "amin")}
 OTHERS |= {(f"index_{name}", "size"): "int" for name in ("sum", "mean", "amax", "amin")}
 OTHERS |= {(f"gather_{name}", "source"): "plan" for name in ("sum", "mean", "amax", "amin")}
-OTHERS |= {("rms_norm", "eps"): "float?"}
+OTHERS |= {("rms_norm", "eps"): "float?", ("moe_combine", "rows"): "tensor", ("moe_combine", "index"): "plan"}
 # Tensors of arguments that may be left out.
 LIKE = {"weight": of(3), "bias": of(3), "weights": VECTOR, "per_sample_weights": VECTOR, "residual": MATRIX}
-LIKE_IN = {("index_sum", "weight"): VECTOR, ("gather_sum", "weight"): VECTOR}
+LIKE_IN = {("index_sum", "weight"): VECTOR, ("gather_sum", "weight"): VECTOR, ("moe_combine", "weights"): of(2, 2)}
 # Not arguments of one call: ranks, and what torch's function ignores.
 APART = {"group", "places", "foreach", "error_if_nonfinite"}
 # tune needs a GPU; the others take functions, names and modules.

@@ -221,6 +221,8 @@ WIDENED_ON_CUDA = {
 KEPT = {
     "index_sum": lambda x, w: torch_reduce.index_sum(x, _target(x), 5),
     "gather_sum": lambda x, w: torch_reduce.gather_sum(x, _target(x), _target(x), 5),
+    "moe_dispatch": lambda x, w: torch_reduce.moe_dispatch(x, torch_reduce.moe_plan(_target(x)[:, None], 5)),
+    "moe_combine": lambda x, w: torch_reduce.moe_combine(x, _target(x)[:, None], x[:, :1].float()),
     "index_mean": lambda x, w: torch_reduce.index_mean(x, _target(x), 5),
     "index_amax": lambda x, w: torch_reduce.index_amax(x, _target(x), 5),
 }

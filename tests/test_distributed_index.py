@@ -47,11 +47,13 @@ TENSORS = {
     "head": lambda name: data([N, 1], "float32" if name == "bfloat16" else name, 6),
     "weight": lambda name: data([N], "float32" if name == "bfloat16" else name, 3),
     "table": lambda name: data([SIZE, COLUMNS], name, 4),
+    "scores": lambda name: data([50, 100], "float32" if name == "bfloat16" else name, 7),
     "vector": lambda name: data([SIZE], name, 5),
 }
 LISTS = {
     "index": lambda: index_of(N, SIZE, hot=True),
     "target": lambda: index_of(N, SIZE, seed=5),
+    "routes": lambda: index_of(N, SIZE, hot=True).view(N, 1),
     "square": lambda: index_of(N, SIZE).view(50, 100),
     "offsets": lambda: torch.tensor([3, 3, 4600, 4601, N - 5], dtype=torch.int32),
     "elements": lambda: index_of(N * COLUMNS, SIZE, hot=True).view(N, COLUMNS),
@@ -78,6 +80,10 @@ CASES = {
         ["index", "target"],
     ),
     "gather_amax": Case(lambda x, i, k: T.gather_amax(x, i, k, SIZE), ["table"], ["index", "target"]),
+    "moe_dispatch": Case(lambda x, i: T.moe_dispatch(x, T.moe_plan(i - 1, SIZE, drops=True)), ["rows"], ["routes"]),
+    "moe_combine": Case(lambda x, i: T.moe_combine(x, i - 1), ["table"], ["routes"]),
+    "moe_combine with weights": Case(lambda x, w, i: T.moe_combine(x, i - 1, w), ["table", "scores"], ["square"]),
+    "moe_combine by plan": Case(lambda x, w, i: T.moe_combine(x, T.moe_plan(i, SIZE), w), ["rows", "head"], ["routes"]),
     "index_mean": Case(lambda x, i: T.index_mean(x, i, SIZE), ["rows"]),
     "index_amax": Case(lambda x, i: T.index_amax(x, i, SIZE), ["rows"]),
     "index_amin by plan": Case(lambda x, i: T.index_amin(x, T.index_plan(i, SIZE), dim=1), ["columns"], dim=1),
@@ -232,8 +238,33 @@ def nothing_sent(group, names):
 def test_nothing_is_sent(meshes):  # noqa: F811
     """Where every rank has the lists, and another dim than theirs is cut, or none: forward and backward."""
     only_where_torch_moves(meshes)
-    for sent in meshes.run(meshes.size, traffic, nothing_sent, list(CASES)):
+    names = [name for name in CASES if name != "moe_combine with weights"]  # whose weights are sent if they are cut
+    for sent in meshes.run(meshes.size, traffic, nothing_sent, names):
         assert sent == {"all_to_all": [0, 0], "all_gather": [0, 0]}
+
+
+def sequences(group):
+    """Experts of tokens in sequences, of DTensors that are cut along columns, tokens and sequences."""
+    mesh = mesh_of((4,))
+    experts = index_of(5 * 12 * 2, 4).view(5, 12, 2) - 1
+    plan = torch_reduce.moe_plan(experts, 3, drops=True)
+    x, weights = data([5, 12, 8], "bfloat16", 1), data([5, 12, 2], "float32", 2)
+    rows = torch_reduce.moe_dispatch(x, plan)
+    one = torch_reduce.moe_combine(rows, plan, weights)
+    plans = [torch_reduce.moe_plan(as_given(experts, how, mesh), 3, drops=True) for how in ("plain", "cut along 1")]
+    for (placement, after), here_plan in itertools.product(((S1, R), (S0, R), (Shard(2), S1)), plans):
+        if not inside(mesh):
+            continue
+        found = torch_reduce.moe_dispatch(cut(x, mesh, [placement]), here_plan)
+        assert_result(found, rows, mesh, [after], f"{placement}")
+        for index in (here_plan, cut(plan.index, mesh, [S1])):
+            back = torch_reduce.moe_combine(found, index, cut(weights, mesh, [S1]))
+            assert_result(back, one, mesh, [R if after == R else Shard(2)], f"{placement}")
+
+
+def test_experts_of_sequences(meshes):  # noqa: F811
+    only_where_torch_moves(meshes)
+    meshes.run(meshes.size, sequences)
 
 
 WITHOUT_LISTS = {
@@ -385,15 +416,17 @@ def compiled(group):
     if not inside(mesh):
         return
 
-    def function(x, y, w, i, j):
+    def function(x, y, w, i, j, scores):
         rows = torch_reduce.embedding(j, x)
         added = torch_reduce.index_add(x, 0, i, y)
-        return torch_reduce.index_sum(y * 2, i, SIZE, weight=w) + added, rows
+        combined = torch_reduce.moe_combine(y, plan, scores)
+        return torch_reduce.index_sum(y * 2, i, SIZE, weight=w) + added, rows, combined
 
-    weight, square = TENSORS["weight"]("float32"), LISTS["square"]()
-    wanted = function(*tensors, weight, *lists, square)
+    plan = torch_reduce.moe_plan(LISTS["routes"](), SIZE)
+    weight, square, scores = TENSORS["weight"]("float32"), LISTS["square"](), TENSORS["head"]("float32")
+    wanted = function(*tensors, weight, *lists, square, scores)
     given = [*(cut(x, mesh, [S1]) for x in tensors), cut(weight, mesh, [R])]
-    given += [cut(one, mesh, [R]) for one in (*lists, square)]
+    given += [cut(one, mesh, [R]) for one in (*lists, square, scores)]
     for backend in ("eager", "aot_eager"):
         torch._dynamo.reset()
         for got, bits in zip(torch.compile(function, backend=backend)(*given), wanted, strict=True):
@@ -414,12 +447,13 @@ def along_another_dim(group, names):
         case = CASES[name]
         tensors, lists = case.given()
         lists = [one.to(here()) for one in lists]
-        can = [x.dim() > 1 and x.size(1 - case.dim) > 1 for x in tensors]
+        alone = name.startswith("moe")  # where weights have no columns
+        can = [x.dim() > 1 and x.size(1 - case.dim) > 1 and not (alone and i) for i, x in enumerate(tensors)]
         pairs = zip(tensors, can, strict=True)
         cuts = [x.tensor_split(world, 1 - case.dim)[rank] if one else x for x, one in pairs]
         if name.startswith("scatter"):  # what this rank has of the index, too
             lists = [one.tensor_split(world, 1)[rank] for one in lists]
-        weighted = name.startswith(("index_sum", "gather"))  # whose second tensor is no Shard, and has no gradient
+        weighted = name.startswith(("index_sum", "gather", "moe"))  # their second tensor is plain, without gradient
         may = [x.dim() > 1 and not (weighted and i) for i, x in enumerate(cuts)]
         mine = [x.clone().to(here()).requires_grad_(one) for x, one in zip(cuts, may, strict=True)]
         shards = [Cut(x, 1 - case.dim, group) if one else x for x, one in zip(mine, may, strict=True)]
@@ -432,7 +466,7 @@ def along_another_dim(group, names):
             assert_same_bits(ours, bits, name)
         whole = call(*tensors, *case.given()[1])
         at = 1 if "add" in name or "reduce" in name else case.makes(1 - case.dim)
-        at = 2 if "square" in case.lists and "bag" not in name else at
+        at = 2 if "square" in case.lists and "bag" not in name and not alone else at
         assert_same_bits(got.detach(), whole.tensor_split(world, at)[rank], name)
 
 
@@ -448,6 +482,7 @@ def refused_shards(group):
     x, index, table = (one.to(here()) for one in (torch.ones(8, 4), torch.arange(8), torch.ones(9, 4)))
     offsets, weight = torch.tensor([0, 8], device=here()), torch.ones(8, device=here()).requires_grad_()
     rows, columns = Cut(x, 0, group), Cut(x, -1, group)
+    plan = T.moe_plan(index[:, None], 8)
     what = (
         r"{}\(\): '{}' is a Shard that is cut along dim {}, the one .*: give the whole tensor, a DTensor, or a Shard of"
     )
@@ -456,9 +491,12 @@ def refused_shards(group):
         ("index_sum", "source", 1, lambda: T.index_sum(columns, index[:4], 8, 1)),
         ("index_mean", "source", 0, lambda: T.index_mean(rows, index, 8)),
         ("gather_sum", "x", 0, lambda: T.gather_sum(rows, index, index, 8)),
-        ("gather_mean", "data", 0, lambda: T.gather_mean(rows, T.gather_plan(index, index, 8, 8))),
+        ("gather_mean", "x", 0, lambda: T.gather_mean(rows, T.gather_plan(index, index, 8, 8))),
         ("index_amax", "source", 0, lambda: T.index_amax(rows, index, 8)),
-        ("index_amin", "data", 0, lambda: T.index_amin(rows, T.index_plan(index, 8))),
+        ("index_amin", "source", 0, lambda: T.index_amin(rows, T.index_plan(index, 8))),
+        ("moe_dispatch", "x", 0, lambda: T.moe_dispatch(rows, plan)),
+        ("moe_combine", "rows", 0, lambda: T.moe_combine(rows, plan)),
+        ("moe_combine", "rows", 0, lambda: T.moe_combine(rows, index[:, None])),
         ("index_sum", "source", 0, lambda: OPS.index_sum(rows, index, 8)),
         ("index_add", "source", 0, lambda: T.index_add(table, 0, index, rows)),
         ("index_add", "input", 0, lambda: T.index_add(rows, 0, index, x)),
@@ -476,6 +514,17 @@ def refused_shards(group):
         (TypeError, r"bincount\(\): argument 'weights' must be", lambda: T.bincount(index, Cut(weight))),
         (TypeError, "'out' cannot be given", lambda: T.index_sum(columns, index, 8, out=x)),
         (RuntimeError, r"index_sum\(\): 'weight' req", lambda: T.index_sum(columns, index, 8, weight=weight)),
+        (
+            RuntimeError,
+            r"moe_combine\(\): 'weights' req.*give weights\.detach",
+            lambda: T.moe_combine(columns, plan, weight[:, None]),
+        ),
+        (TypeError, r"moe_combine\(\): argument 'weights' must be", lambda: T.moe_combine(columns, plan, Cut(weight))),
+        (
+            TypeError,
+            r"moe_dispatch\(\): x: a Shard needs a plan",
+            lambda: T.moe_dispatch(columns, T.moe_plan(index, 8)),
+        ),
         (
             RuntimeError,
             r"embedding_bag\(\): 'per_sample_weights' requires a gradient",

@@ -655,6 +655,36 @@ def softmaxes_of_dtensors(group, shape, placements, name):
         same_parts(gradient, dx, mesh, None, f"the gradient of the loss {options}")
 
 
+def several_targets(group, shape, placements, name):
+    mesh = mesh_of(shape)
+    x = data([5, 9001], name, 1).to(here())
+    target = torch.stack([classes_of(5, 9001), classes_of(5, 9001).flip(0), torch.full((5,), 7)], 1).to(here())
+    target[2, 0], target[3] = -100, -100
+    kept = [one if getattr(one, "dim", 1) == 0 else R for one in placements]
+    weight = data([5, 3], "float32", 3).to(here())
+    for given, options in itertools.product(([R] * len(shape), kept), ({}, dict(temperature=0.7, return_entropy=True))):
+        whole, leaf = x.clone().requires_grad_(), cut(x, mesh, placements).requires_grad_()
+        one, got = (
+            torch_reduce.log_prob(whole, target, **options),
+            torch_reduce.log_prob(leaf, cut(target, mesh, given), **options),
+        )
+        if options:
+            (one, entropy), (got, entropies) = one, got
+            same_parts(entropies, entropy.detach(), mesh, kept, "entropies")
+        same_parts(got, one.detach(), mesh, kept, f"log_prob of several targets, {options}")
+        (dx,) = torch.autograd.grad(one, whole, weight)
+        (gradient,) = torch.autograd.grad(got, leaf, cut(weight, mesh, kept))
+        same_parts(gradient, dx, mesh, placements, "its gradient")
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "strided"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_several_targets_of_dtensors(name, layout, world):
+    """Of rows whose classes are cut, whose rows are, or both: the bits of one process, with entropies and gradients."""
+    only_where_torch_moves(world)
+    world.run(world.size, several_targets, *LAYOUTS[layout], name)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_softmaxes_of_dtensors(name, layout, world):
@@ -747,8 +777,14 @@ def odd_dtensors(group):
     with pytest.raises(TypeError, match="'weight' must be one too"):
         torch_reduce.rms_norm(x, 50, torch.ones(50, device=here()))
     several = torch.zeros(3, 2, dtype=torch.int64, device=here())
-    with pytest.raises(NotImplementedError, match=r"^log_prob\(\): target: several targets of a row are not supported"):
+    with pytest.raises(TypeError, match=r"^log_prob\(\): 'logits' is a DTensor, so 'target' must be one too"):
         torch_reduce.log_prob(x, several)
+    leaf = x.detach().requires_grad_()
+    found = torch_reduce.log_prob(leaf, cut(several, mesh, [R]))
+    if inside(mesh):
+        (grad,) = torch.autograd.grad(found.sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="first order.*several targets"):
+            grad.sum().backward()
     with pytest.raises(NotImplementedError, match=r"^log_prob_of\(\): weight: DTensors are not supported"):
         torch_reduce.log_prob_of(whole, x, several)
 

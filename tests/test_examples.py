@@ -58,6 +58,7 @@ def test_all_are_here():
     assert NAMES == [
         "batch_invariance",
         "distributed",
+        "experts",
         "first_steps",
         "graph_network",
         "message_passing",
@@ -322,6 +323,41 @@ def test_replace_compares(example, monkeypatch):
     torchs, ours = module.compare(*module.make(torch.device("cpu"), small=True), rounds=1).values()
     assert torchs["batches"] == {2: 3072, 5: 3072} and ours["batches"] == {2: 0, 5: 0}
     assert torchs["again"] == ours["again"] == 0
+
+
+# --- experts.py -------------------------------------------------------------------------------------------------------
+
+
+def test_experts(device):
+    """Rows that are combined once have the same bits on any number of ranks; sums of each rank's own have not."""
+    text = run("experts", "--device", device)
+    assert "an expert takes 100 rows: " in text and "of 800 choices are dropped" in text
+    ranks_first, gradients_first, *ours = cells(text)
+    assert all(row[1:] == ["0 of 3200"] * 3 for row in ours) and len(ours) == 2
+    assert not any(cell.startswith("0 of") for row in (ranks_first, gradients_first) for cell in row[1:])
+
+
+def test_experts_drops(example, device):
+    """An expert takes the first tokens that chose it, as many as it may; both ways add the same rows."""
+    module = example("experts")
+    x, scores, up, down, _ = module.make(torch.device(device), **module.SMALL)
+    weights, experts = module.route(scores, 90)
+    best = scores.cpu().topk(module.EACH).indices.tolist()
+    taken, wanted = [0] * 8, []
+    for row in best:
+        wanted.append([])
+        for expert in row:
+            wanted[-1].append(expert if taken[expert] < 90 else -1)
+            taken[expert] += 1
+    assert experts.tolist() == wanted and any(-1 in row for row in wanted)
+    found = [way(x, weights, experts, up, down, ranks) for way in module.WAYS.values() for ranks in (1, 2)]
+    rows = torch.zeros_like(x)
+    for t in range(len(x)):
+        for weight, expert in zip(weights[t], wanted[t], strict=True):
+            if expert >= 0:
+                rows[t] += weight * (torch.nn.functional.gelu(x[t] @ up[expert]) @ down[expert])
+    for one in found:
+        torch.testing.assert_close(one, rows, rtol=1e-4, atol=1e-5)
 
 
 # --- graph_network.py and mixture_of_experts.py -----------------------------------------------------------------------

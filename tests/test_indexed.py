@@ -17,7 +17,7 @@ from table import WEIGHTED
 from test_autocast import without_a_gpu
 from test_autograd import leaf
 from test_meta import opcheck
-from torch_reduce import gather_plan, index_plan
+from torch_reduce import gather_plan, index_plan, moe_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -736,6 +736,8 @@ def differentiable(device):
     source, table = torch.tensor([0, 3, 3, 1, 0, 3], device=device), leaf((4, 2, 3), device=device)
     edges, one_way = gather_plan(source, index, 4, 4), gather_plan(source, plain, 3)
     edges_of_three = gather_plan(source, plain, 3, 4)
+    routes = index.view(2, 3)
+    experts, dropped = moe_plan(index.view(3, 2), 4), moe_plan(index.view(3, 2) - 1, 3, drops=True)
     heads, elements = leaf((6, 2, 1), device=device, seed=4), leaf((6, 2, 3), device=device, seed=5)
     return {
         "sum": (lambda x, w: reduce.index_sum(x, index, 4, weight=w), (rows, weight)),
@@ -753,6 +755,19 @@ def differentiable(device):
         "gather, mean": (lambda x: reduce.gather_mean(x, one_way), (table,)),
         "gather, amax": (lambda x: reduce.gather_amax(x, source, plain, 3), (table,)),
         "gather, amin": (lambda x: reduce.gather_amin(x.movedim(0, 1), edges_of_three, dim=1), (table,)),
+        "dispatch": (lambda x: reduce.moe_dispatch(x, experts), (leaf((3, 2, 3), device=device),)),
+        "dispatch, with drops": (lambda x: reduce.moe_dispatch(x, dropped), (leaf((3, 2), device=device),)),
+        "combine": (lambda x: reduce.moe_combine(x, experts), (rows,)),
+        "combine, weights": (lambda x, w: reduce.moe_combine(x, experts, w.view(3, 2)), (rows, weight)),
+        "combine, drops": (lambda x, w: reduce.moe_combine(x, dropped, w.view(3, 2)), (rows, weight)),
+        "combine by index": (
+            lambda x, w: reduce.moe_combine(x, routes - 1, w.view(2, 3)),
+            (leaf((3, 2, 2), device=device), weight),
+        ),
+        "experts": (
+            lambda x, w: reduce.moe_combine(reduce.moe_dispatch(x, dropped) ** 2, dropped, w.view(3, 2)),
+            (leaf((3, 2), device=device), weight),
+        ),
         "mean": (lambda x: reduce.index_mean(x, plain, 3), (rows,)),
         "amax": (lambda x: reduce.index_amax(x, plain, 3), (rows,)),
         "amin": (lambda x: reduce.index_amin(x.t(), index_plan(plain, 3), dim=1), (rows,)),
@@ -880,6 +895,9 @@ def test_vmap_over_indices(device):
     for function in (
         lambda i: torch_reduce.gather_sum(table, i, i.flip(0), 6),
         lambda i: torch_reduce.gather_amax(table, i, i.flip(0), 6),
+        lambda i: torch_reduce.moe_dispatch(source[:25], moe_plan(i.view(25, 2), 6)),
+        lambda i: torch_reduce.moe_combine(source, moe_plan(i.view(25, 2) - 1, 6, drops=True), source[:25, :2]),
+        lambda i: torch_reduce.moe_combine(table, i.view(25, 2) - 1, source[:25, :2]),
         lambda i: torch_reduce.index_sum(source, i, 6),
         lambda i: torch_reduce.index_sum(source[:, 0], i, 6),
         lambda i: torch_reduce.index_add(base, 0, i, source),
@@ -922,6 +940,12 @@ def test_compile_with_sizes(device):
         added = added + torch_reduce.gather_sum(base, index, index.flip(0), base.shape[0], weight=x)
         added = added + torch_reduce.gather_sum(base, gather_plan(index, index, base.shape[0]), weight=x[:, :1])
         more = more + torch_reduce.index_reduce(base, 0, index, x, "mean")
+        plans = moe_plan(index.view(-1, 2), base.shape[0]), moe_plan(index.view(-1, 2) - 1, base.shape[0], drops=True)
+        for plan in plans:
+            rows = torch_reduce.moe_dispatch(x[::2], plan)
+            sent = torch_reduce.moe_combine(rows, plan, x.view(-1)[: x.shape[0]].view(-1, 2))
+            sent = sent + torch_reduce.moe_combine(rows, plan.index, x.view(-1)[: x.shape[0]].view(-1, 2))
+            single = torch.cat([single, sent.flatten()])
         more = more * torch_reduce.scatter_reduce(base, 0, index[:, None].expand_as(x), x, "amax")
         return added, more, single, torch_reduce.embedding(index, base, 0)
 
@@ -968,6 +992,9 @@ def test_graphs(cuda):
         sums = torch_reduce.index_sum(x, index, 50), torch_reduce.index_sum(x[:, 0].contiguous(), index, 50)
         added = torch_reduce.index_add(base, 0, index, x, alpha=2)
         sent = torch_reduce.gather_sum(base, index, index.flip(0), 50, weight=x)
+        plan = moe_plan(index.view(2000, 2) - 1, 50, drops=True)
+        rows = torch_reduce.moe_dispatch(x[:2000], plan)
+        sums += torch_reduce.moe_combine(rows, plan, x[:2000, :2]), torch_reduce.moe_combine(rows, plan.index)
         return *sums, sent, added, torch_reduce.scatter_add(base, 0, index[:, None].repeat(1, 3), x)
 
     torch.cuda.set_sync_debug_mode("error")

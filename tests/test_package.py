@@ -105,6 +105,7 @@ def test_documented_and_typed():
     }
     wanted |= {"index_reduce", "index_reduce_", "scatter_reduce"}
     wanted |= {"GatherPlan", "gather_plan", "gather_sum", "gather_mean", "gather_amax", "gather_amin"}
+    wanted |= {"MoePlan", "moe_plan", "moe_dispatch", "moe_combine"}
     wanted |= {"index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"}
     assert set(torch_reduce.__all__) == wanted
     public = {name: getattr(torch_reduce, name) for name in wanted}
@@ -126,7 +127,9 @@ def functions():
     """The public functions of tensors."""
     others = {"__version__", "check_batch_invariance", "contract", "drift", "clip_grad_norm_", "get_total_norm"}
     others |= {"decompositions", "distributed", "exact", "ladder"}
-    return sorted(set(torch_reduce.__all__) - others - {"GatherPlan", "IndexPlan", "replace", "replace_torch_sum"})
+    return sorted(
+        set(torch_reduce.__all__) - others - {"GatherPlan", "IndexPlan", "MoePlan", "replace", "replace_torch_sum"}
+    )
 
 
 @pytest.mark.parametrize("name", functions())

@@ -14,7 +14,7 @@ from test_pages import blocks, text_of
 
 PAGE = "docs/stacks.md"
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
-TRIED = {"transformers' Trainer", "torch_geometric", "TRL"}
+TRIED = {"transformers' Trainer", "transformers' experts", "torch_geometric", "TRL"}
 
 
 def section(title):
@@ -41,6 +41,39 @@ def test_status():
         assert all(word in text for word in ("**The same bits", "**Other orders**", "**Cost**")), title
         (code,) = blocks(text, "py")
         ast.parse(code)
+
+
+def small_mixtral(transformers):
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=50)
+    config = transformers.MixtralConfig(**sizes, num_local_experts=4, num_experts_per_tok=3, num_key_value_heads=2)
+    return transformers.MixtralForCausalLM(config).eval()
+
+
+def test_experts():
+    """The model computes what it does without, and experts add a token's rows in the order of its choices."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model, tokens = small_mixtral(transformers), torch.randint(50, (3, 12))
+    model.set_experts_implementation("eager")
+    wanted = model(tokens, labels=tokens)
+    grads = torch.autograd.grad(wanted.loss, list(model.parameters()))
+    run("transformers' experts", model=model)
+    found = model(tokens, labels=tokens)
+    torch.testing.assert_close(found.logits, wanted.logits)
+    for one, other in zip(torch.autograd.grad(found.loss, list(model.parameters())), grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+    experts = next(module for module in model.modules() if hasattr(module, "gate_up_proj"))
+    x, index = torch.randn(9, 32), torch.stack([torch.randperm(4)[:3] for _ in range(9)])
+    weights = torch.rand(9, 3)
+    absent = torch.where(index == 2, 4, index)  # as with expert parallelism: expert 2 is on another rank
+    with torch.no_grad():
+        rows = [experts(x, index[:, j : j + 1], torch.ones(9, 1)) for j in range(3)]
+        here = experts(x, absent, weights)
+    for t in range(9):
+        kept = [j for j in range(3) if index[t, j] != 2]
+        each = torch.stack([rows[j][t] for j in kept])
+        torch.testing.assert_close(here[t], (each * weights[t, kept, None]).sum(0), rtol=1e-5, atol=1e-6)
 
 
 def small_llama(transformers):

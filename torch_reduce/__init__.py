@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "GatherPlan",
     "IndexPlan",
+    "MoePlan",
     "__version__",
     "all",
     "amax",
@@ -63,6 +64,9 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "mean",
+    "moe_combine",
+    "moe_dispatch",
+    "moe_plan",
     "nansum",
     "powsum",
     "prod",
@@ -136,6 +140,7 @@ else:
         scatter_reduce,
     )
     from ._log_prob_of import log_prob_of
+    from ._moe import MoePlan, moe_combine, moe_dispatch, moe_plan
     from ._replace import replace, replace_torch_sum
     from ._rows import cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax
     from ._segment import (

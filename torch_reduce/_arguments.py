@@ -173,6 +173,7 @@ _MISMATCH = re.compile(
 _NO_KERNEL = re.compile(r"Could not run '.+?' with arguments from the '(\w+?)(?:CPU|CUDA|Meta)?' backend")
 _NO_MEMORY = re.compile(r"CPUAllocator: (?:can't allocate|not enough) memory: you tried to allocate (\d+) bytes")
 _PART = re.compile(r"(\w+)(\(\))?: |linalg\.\w+: ")
+_NAMED = re.compile(r"(?<=^')\w+(?=')|(?<= give )\w+(?=\.detach)")  # an argument in the words of a Shard's error
 _NO_METHOD = re.compile(r"gpureduce\.\w+\.\w+$|Internal error: NestedTensorImpl")
 
 
@@ -215,6 +216,7 @@ def named(error: Exception, function: str, given: Sequence[Any] = (), **others: 
     argument = text.partition(":")[0]
     if argument in others:
         text = others[argument] + text[len(argument) :]
+    text = re.sub(_NAMED, lambda found: others.get(found[0], found[0]), text)
     text = re.sub(r"\b(\w+)(?= is on )", lambda found: others.get(found[1], found[1]), text)
     error.args = (f"{name}{text}", *error.args[1:])
     return error

@@ -124,12 +124,13 @@ def log_prob(
     once. The gradient is not the sum of K gradients: of class j it is d - e^y * S, rounded once. S is the sum of the
     row's K incoming gradients in the order of :func:`sum`; targets to ignore count 0 in it. d is the sum of incoming
     gradients of the targets that are j, in the order of :func:`scatter_add`, and y the logarithm of j's probability.
-    These gradients have any order, in reverse mode alone. float8 logits are converted to float32 first.
+    These gradients have any order, in reverse mode alone; of a DTensor they are of first order. float8 logits are
+    converted to float32 first.
 
     Raises:
         TypeError, RuntimeError: wrong dtypes, sizes or devices; ``temperature`` is not above 0.
         IndexError: a target on the CPU is no class and is not ignored. On a GPU, torch's assertion stops the kernel.
-        NotImplementedError: complex or integer ``logits``; several targets beside a DTensor.
+        NotImplementedError: complex or integer ``logits``.
 
     >>> torch_reduce.log_prob(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 1]))
     tensor([-0.6931, -0.3133])
@@ -184,8 +185,6 @@ def entropy(logits: Tensor, dim: int) -> Tensor:
 
 def log_prob_of_several(logits: Tensor, target: Tensor, dim: int, *, temperature: float, ignore_index: int) -> Tensor:
     title, rank = "log_prob", logits.dim()
-    if any(_arguments.mesh_of(each) is not None for each in (logits, target)):
-        raise NotImplementedError(f"{title}(): target: several targets of a row are not supported for DTensors")
     if kind := _arguments.layout_of(logits) or _arguments.layout_of(target):
         raise NotImplementedError(f"{title}(): {kind} tensors are not supported")
     if not -rank <= dim < rank:
@@ -196,6 +195,10 @@ def log_prob_of_several(logits: Tensor, target: Tensor, dim: int, *, temperature
     check_temperature(title, temperature)
     if temperature != 1 or logits.dtype.itemsize == 1:
         logits = softened(logits, temperature)
+    if any(_arguments.mesh_of(each) is not None for each in (logits, target)):
+        from .distributed._dtensor import log_prob_of_several as of_dtensors
+
+        return _library.call(title, of_dtensors, logits, target, dim, ignore_index)
     return _library.call(title, _LogProbs.apply, logits, target.long(), dim, ignore_index)[0]
 
 

@@ -3,7 +3,8 @@
 A ``Shard`` is this rank's part of a tensor that is cut along one dim. ``torch_reduce.sum``, ``mean``, the norms and the
 other functions of torch_reduce take it as they take a tensor, and every rank gets the bits that the function gives for
 the whole tensor, at any number of ranks and wherever the cuts are. ``all_reduce`` and ``reduce_scatter`` add the ranks'
-tensors pairwise in rank order, whatever the backend and the network; ``ddp_hook`` and ``FSDPReduceScatter`` bring that
+tensors pairwise in rank order, whatever the backend and the network; ``leaf_sum`` adds several parts of each rank, with
+the same bits on another number of ranks that have the same parts; ``ddp_hook`` and ``FSDPReduceScatter`` bring that
 to DistributedDataParallel and to ``fully_shard``.
 
 All calls are collective: every rank of the group makes them, with the same arguments but for the data.
@@ -27,7 +28,7 @@ import torch_reduce
 
 from .. import _arguments, _operations
 from .._graphs import between_graphs
-from . import _messages, _rank_plan
+from . import _leaves, _messages, _rank_plan
 from ._shard import Shard
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "count_nonzero",
     "ddp_hook",
     "dot",
+    "leaf_sum",
     "logsumexp",
     "mean",
     "nansum",
@@ -322,6 +324,118 @@ def reduce_scatter(
     }
     _check("reduce_scatter", facts, {"input": input, "output": output}, error, group, check)
     return _reduce_scatter(output, input, group, False, async_op, exact)
+
+
+def leaf_sum(
+    parts: Tensor | Sequence[Tensor],
+    leaves: int,
+    group: dist.ProcessGroup | None = None,
+    *,
+    scatter_dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    check: bool = True,
+) -> Tensor:
+    """The sum of the parts of all ranks, in one tree over these parts: the same bits on any number of ranks.
+
+    A product over a dim that is cut, as of a row-parallel linear layer, is a sum of one product for each piece. If each
+    rank makes one product of all that it has, and an all_reduce adds these, another number of ranks has other bits.
+    Here the model fixes into how many pieces the dim is cut, the *leaves*: a number that every number of ranks divides
+    on which the model shall run, say 24 for 1, 2, 3, 4, 6, 8, 12 or 24. Each rank makes a product for each of its
+    leaves, and the result has the bits of ``torch_reduce.sum(all_leaves, 0)``: the leaves one after the other in the
+    order of the ranks, joined pairwise, nearest neighbours first, in float32 or wider, and rounded once.
+
+    Args:
+        parts: this rank's leaves, of shape (leaves / ranks, ...), or a sequence of as many tensors of one shape, which
+            are copied. Of any dtype that :func:`torch_reduce.sum` takes; float32 if products are to be rounded once.
+            They must have the same bits on every number of ranks: give torch's product the same sizes and strides for
+            each leaf, in a call of its own.
+        leaves: the number of leaves of all ranks together: a multiple of the number of ranks.
+        group: the ranks; by default all.
+        scatter_dim: a dim of the result. Each rank then gets its piece of it alone, as of a reduce_scatter, for
+            sequence parallelism: the size of that dim is a multiple of the number of ranks. By default each gets all.
+        dtype: the dtype of the result, as of :func:`torch_reduce.sum`.
+        check: as for :func:`all_reduce`.
+
+    Returns:
+        A tensor of the shape of a leaf; with ``scatter_dim`` of a part of it.
+
+    **What is sent.** A rank adds its own leaves as far as they are neighbours in the tree. One exchange brings these
+    sums, or the leaves themselves where these have fewer bytes, to the ranks that add them: each adds one piece of the
+    result. Without ``scatter_dim`` an all_gather then brings all ranks the pieces.
+
+    **Gradients** of any order: each part has the gradient of the result. Without ``scatter_dim`` every rank's loss must
+    be made of the whole result in the same way, and nothing is sent; with it the ranks gather their pieces' gradients.
+    There is no forward mode, and no vmap. ``torch.compile`` ends a graph before the call. A DTensor that is cut along
+    dim 0 needs no such function: :func:`torch_reduce.sum` over dim 0 has these bits.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: ``leaves`` is not above 0, or no multiple of the number of ranks; this rank has another number of
+            parts; the parts differ in shape, dtype or device; the size of ``scatter_dim`` is no multiple of the number
+            of ranks; or this rank is not in ``group``. With ``check`` the other ranks then raise a RuntimeError that
+            names this rank.
+        IndexError: ``scatter_dim`` is out of range.
+        NotImplementedError, RuntimeError: as :func:`all_reduce`.
+    """
+    name = "leaf_sum"
+    _arguments.integer(name, "leaves", leaves)
+    if scatter_dim is not None:
+        _arguments.integer(name, "scatter_dim", scatter_dim)
+    _arguments.dtype(name, dtype)
+    _arguments.boolean(name, "check", check)
+    several = list(parts) if isinstance(parts, (list, tuple)) else [parts]
+    if not several:
+        raise TypeError(f"{name}(): argument 'parts' must be a Tensor or a sequence of some, not an empty sequence")
+    for one in several:
+        _arguments.plain_tensors(name, parts=one)
+        if _arguments.mesh_of(one) is not None:
+            said = "DTensors are not supported: torch_reduce.sum(x, 0) of one that is cut along dim 0 has these bits"
+            raise NotImplementedError(f"{name}(): parts: {said}")
+    return _leaf_sum(several if isinstance(parts, (list, tuple)) else parts, leaves, group, scatter_dim, dtype, check)
+
+
+@between_graphs
+def _leaf_sum(
+    parts: Tensor | list[Tensor], leaves: int, group: Any, dim: int | None, dtype: torch.dtype | None, check: bool
+) -> Tensor:
+    """Checks the arguments, and adds."""
+    name, first, error, shape = "leaf_sum", parts[0] if isinstance(parts, list) else parts, None, []
+    world, _ = _messages.place(name, group)
+    try:
+        shape = _shape_of_leaf(parts, leaves, world)
+        if dim is not None and not -len(shape) <= dim < len(shape):
+            raise IndexError(f"{name}(): scatter_dim: expected a dim of a leaf of the size {shape}, but got {dim}")
+        if dim is not None and shape[dim] % world:
+            found = f"but it has {shape[dim]} in a leaf of the size {shape}"
+            raise ValueError(f"{name}(): scatter_dim: expected as many elements as {world} ranks divide, {found}")
+    except Exception as raised:
+        error = raised
+    asked = [f"leaf_sum of {leaves} leaves", dim is not None and f"scatter_dim={dim}", dtype and f"dtype={dtype}"]
+    facts = {"function": ", ".join(filter(None, asked)), "shape of a leaf": shape, "dtype": str(first.dtype)}
+    _check(name, facts, {"parts": first}, error, group, check)
+    stacked = torch.stack(parts) if isinstance(parts, list) else parts
+    result = torch.ops.gpureduce.sum(torch.empty(1, dtype=first.dtype, device="meta"), dtype=dtype).dtype
+    at = dim if dim is None else dim % len(shape)
+    return _leaves.LeafSum.apply(stacked, _leaves.Call(leaves, at, result, group))
+
+
+def _shape_of_leaf(parts: Tensor | list[Tensor], leaves: int, world: int) -> list[int]:
+    """Raises an error unless the parts are this rank's share of the leaves."""
+    if leaves < 1 or leaves % world:
+        raise ValueError(f"leaf_sum(): leaves: expected a multiple of {world}, the number of ranks, but got {leaves}")
+    listed = isinstance(parts, list)
+    if not listed and parts.dim() == 0:
+        raise ValueError("leaf_sum(): parts: expected at least one dim, the first one for the leaves")
+    count, each = len(parts), leaves // world
+    if count != each:
+        raise ValueError(
+            f"leaf_sum(): parts: expected {each} of {leaves} leaves on each of {world} ranks, but got {count}"
+        )
+    for one in parts[1:] if listed else ():
+        if (one.shape, one.dtype, one.device) != (parts[0].shape, parts[0].dtype, parts[0].device):
+            both = f"{_messages.shown(parts[0])} on {parts[0].device} and {_messages.shown(one)} on {one.device}"
+            raise ValueError(f"leaf_sum(): parts: expected leaves of one shape, dtype and device, but got {both}")
+    return list(parts[0].shape if listed else parts.shape[1:])
 
 
 def _told(name: str, exact: bool) -> str:

@@ -21,8 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
-from .. import distributed
+from .. import _moe, distributed
+from .. import _rows as _of_tensors
 from .._graphs import between_graphs
 from .._operations import exact_operators, is_inexact, known, node_dtype, state_size
 from . import _rows
@@ -670,6 +672,37 @@ def embedding_bag(
     return _of_parts([weight, per_sample_weights], [cut, all_ranks], call, cut, meta)
 
 
+def _along_others(x: DTensor, dims: int, whole: bool = False) -> list[Placement]:
+    """How a tensor is cut for its rows of so many first dims to be read: along other dims, if at all."""
+    return [Replicate() if whole or not one.is_shard() or one.dim < dims else one for one in x.placements]
+
+
+def _with_first_dims(placements: Sequence[Placement], more: int) -> list[Placement]:
+    return [_moved(one, one.dim + more) if one.is_shard() and more else one for one in placements]
+
+
+def moe_dispatch(x: DTensor, plan: Any) -> DTensor:
+    """Of the columns that a rank has."""
+    dims = plan.index.dim() - 1
+    meta, cut = _moe.moe_dispatch(_without_data(x), tree_map(_without_data, plan)), _along_others(x, dims)
+    return _of_parts([x], [cut], lambda x: _moe.moe_dispatch(x, plan), _with_first_dims(cut, 1 - dims), meta)
+
+
+def moe_combine(rows: Any, index: Any, weights: Any, dtype: torch.dtype | None) -> DTensor:
+    """Of the columns that a rank has. The gradient of weights is a sum over columns, so it needs all of them."""
+    given, planned = {"rows": rows, "weights": weights}, isinstance(index, _moe.MoePlan)
+    (numbers,) = lists_beside("moe_combine", given, {"index": index.index if planned else index})
+    index = index if planned else numbers
+    meta = _moe.moe_combine(_without_data(rows), tree_map(_without_data, index), _meta_of(weights), dtype=dtype)
+    summed = weights is not None and weights.requires_grad and torch.is_grad_enabled()
+    cut, all_ranks = _along_others(rows, 1, summed), [Replicate()] * rows.device_mesh.ndim
+
+    def call(rows: Tensor, weights: Tensor | None) -> Tensor:
+        return _moe.moe_combine(rows, index, weights, dtype=dtype)
+
+    return _of_parts([rows, weights], [cut, all_ranks], call, _with_first_dims(cut, numbers.dim() - 2), meta)
+
+
 # --- functions that keep their input's shape -------------------------------------------------------------------------
 
 
@@ -800,6 +833,47 @@ def _log_prob_backward(
         return [_rows.log_prob_backward(cut, *given, at, ignore_index, m._local_tensor, log_sum._local_tensor)]
 
     return _rowwise("log_prob", x, work, [meta], [x.placements])[0]
+
+
+def log_prob_of_several(logits: DTensor, target: DTensor, dim: int, ignore_index: int) -> DTensor:
+    """The logarithms at several targets of each row, which lie along `dim`."""
+    _expect_dtensors("log_prob", logits=logits, target=target)
+    return _LogProbs.apply(logits, target, dim, ignore_index)
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: DTensor, target: DTensor, dim: int, ignore_index: int) -> DTensor:
+        given = (_without_data(logits), _without_data(target).long(), dim, ignore_index)
+        x, metas = _without_partials(logits.detach()), _of_tensors.log_probs(*given)
+        kept = _per_row("log_prob", x, [dim], True)
+        places = _as_cut(target, kept)
+
+        def work(cut: _DTensorCut) -> tuple[Tensor, ...]:
+            index = places._local_tensor.long()
+            if cut.crosses([dim]):
+                return _rows.log_probs(cut, x._local_tensor, index, dim, ignore_index)
+            return _of_tensors.log_probs(x._local_tensor, index, dim, ignore_index)
+
+        found, m, log_sum = _rowwise("log_prob", x, work, metas, [kept] * 3)
+        ctx.save_for_backward(x, places, m, log_sum)
+        ctx.facts = kept, dim, ignore_index
+        return found
+
+    @staticmethod
+    @_rows.of_first_order
+    def backward(ctx: Any, grad: DTensor) -> tuple[Any, ...]:
+        (x, places, m, log_sum), (kept, dim, ignore_index) = ctx.saved_tensors, ctx.facts
+        share = _as_cut(grad, kept)
+
+        def work(cut: _DTensorCut) -> list[Tensor]:
+            given = (share._local_tensor, x._local_tensor, places._local_tensor.long())
+            given += (m._local_tensor, log_sum._local_tensor, dim, ignore_index)
+            if cut.crosses([dim]):
+                return [_rows.log_probs_backward(cut, *given[:3], *given[5:], *given[3:5])]
+            return [_of_tensors.log_probs_backward(*given)]
+
+        return _rowwise("log_prob", x, work, [_without_data(x)], [x.placements])[0], None, None, None
 
 
 def _weight_placements(x: DTensor, dims: int) -> list[Placement]:

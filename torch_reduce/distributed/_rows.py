@@ -306,7 +306,7 @@ def norm_backward(
 # --- gradients of Shards ----------------------------------------------------------------------------------------------
 
 
-def _of_first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+def of_first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward pass whose gradients raise an error when they are differentiated.
 
     torch's own once_differentiable lets those pass whose incoming gradient is a constant: a part would be missing.
@@ -324,7 +324,10 @@ def _of_first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     return once
 
 
-_ONCE = b"gradients of a Shard through ranks are of first order; those of DTensors have any order, but of products"
+_ONCE = (
+    b"gradients of a Shard through ranks are of first order; those of DTensors have any order, but of products and of "
+    b"several targets"
+)
 
 
 class _Softmax(torch.autograd.Function):
@@ -336,7 +339,7 @@ class _Softmax(torch.autograd.Function):
         return y
 
     @staticmethod
-    @_of_first_order
+    @of_first_order
     def backward(ctx, grad):
         cut, function, dim, dtype = ctx.facts
         return softmax_backward(cut, function, grad, *ctx.saved_tensors, dim, dtype), None, None, None, None
@@ -352,7 +355,7 @@ class _LogProb(torch.autograd.Function):
         return found
 
     @staticmethod
-    @_of_first_order
+    @of_first_order
     def backward(ctx, grad):
         (cut, dim, ignore_index), (x, target, m, log_sum) = ctx.facts, ctx.saved_tensors
         backward = log_probs_backward if target.dim() == x.dim() else log_prob_backward
@@ -368,7 +371,7 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @_of_first_order
+    @of_first_order
     def backward(ctx, grad):
         (cut, function, dims, eps), (x, weight, bias, mean, r) = ctx.facts, ctx.saved_tensors
         mask = ctx.needs_input_grad[:3]
@@ -385,7 +388,7 @@ class _Sum(torch.autograd.Function):
         return cut.reduced(x, _sum(dims, x.dtype))
 
     @staticmethod
-    @_of_first_order
+    @of_first_order
     def backward(ctx, grad):
         return grad.expand(ctx.shape), None, None
 
