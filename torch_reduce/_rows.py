@@ -149,9 +149,7 @@ def log_prob(
     if not return_entropy:
         return found
     if not isinstance(logits, Tensor):
-        from .distributed._rows import entropies
-
-        return found, entropies(logits, dim, temperature)
+        return found, _arguments.over_ranks("entropies")(logits, dim, temperature)
     return found, entropy(softened(logits, temperature), dim)
 
 

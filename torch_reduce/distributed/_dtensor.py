@@ -23,6 +23,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import distributed
+from .._arguments import enter
 from .._graphs import between_graphs
 from .._operations import exact_operators, is_inexact, known, node_dtype, state_size
 from . import _rows
@@ -419,10 +420,12 @@ def _expect_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> 
     _expect_dtensors(title, **given, **{name: one for name, one in lists.items() if isinstance(one, DTensor)})
 
 
+@enter
 def everywhere(x: DTensor) -> DTensor:
     return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
 
 
+@enter
 def lists_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> list[Any]:
     """The lists, of which this rank has all; the others must be DTensors of one mesh.
 
@@ -535,6 +538,7 @@ class _Joined(torch.autograd.Function):
         return grad
 
 
+@enter
 def joined(x: DTensor) -> DTensor:
     """`x`, not Partial. Gradients of extrema ask torch which elements equal one: it must see the sums that we reduced,
     and its own sum of a Partial has other bits."""
@@ -573,11 +577,13 @@ def _of_parts(
     return _from_local(call(*parts), like, after, meta.shape, meta.stride())
 
 
+@enter
 def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> DTensor:
     operator = torch.ops.gpureduce.scatter_add.default
     return _scattered("scatter_add", operator, input, dim, index, src)
 
 
+@enter
 def scatter_reduce(input: Any, dim: int, index: Tensor, src: Any, reduce: str, include_self: bool) -> DTensor:
     def operator(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         return torch.ops.gpureduce.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
@@ -585,6 +591,7 @@ def scatter_reduce(input: Any, dim: int, index: Tensor, src: Any, reduce: str, i
     return _scattered("scatter_reduce", operator, input, dim, index, src)
 
 
+@enter
 def index_reduce(
     function: str, input: Any, dim: int, index: Tensor, source: Any, reduce: str, include_self: bool
 ) -> DTensor:
@@ -641,6 +648,7 @@ def _columns(weight: DTensor, whole: bool = False) -> list[Placement]:
     ]
 
 
+@enter
 def embedding(input: Tensor, weight: Any, padding_idx: Any) -> DTensor:
     """Of the columns that a rank has. A gradient may be cut as it likes: torch makes no matrix of all of them."""
     (input,) = lists_beside("embedding", {"weight": weight}, {"input": input})
@@ -650,6 +658,7 @@ def embedding(input: Tensor, weight: Any, padding_idx: Any) -> DTensor:
     return _of_parts([weight], [cut], lambda table: operator(input, table, padding_idx), after, meta)
 
 
+@enter
 def embedding_bag(
     input: Tensor, weight: Any, offsets: Tensor | None, *, per_sample_weights: Any, **others: Any
 ) -> DTensor:
@@ -868,6 +877,7 @@ def _layer_norm_backward(
     return _norm_backward("layer_norm", grad, input, dims, mean, r, weight, bias, eps, mask)
 
 
+@enter
 def replicated(x: Tensor, like: DTensor) -> DTensor:
     """A tensor that every rank has, as a DTensor on the mesh of another one."""
     return DTensor.from_local(x, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
@@ -1095,6 +1105,7 @@ def _shards(x: DTensor, call: Any) -> tuple[Any, tuple | None]:
     return None, (local, replace(call, shard_dim=dim), tuple(sizes), order, group)
 
 
+@enter
 @between_graphs
 def reduce_all(
     name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]
