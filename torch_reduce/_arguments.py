@@ -104,7 +104,22 @@ def variance_and_mean(
     raise NotImplementedError
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
+# --- arguments over ranks ---------------------------------------------------------------------------------------------
+# torch_reduce.distributed needs the modules of all functions, so these do not import it. It enters here what it does in
+# their place, and is imported as soon as there can be a DTensor or a Shard: see the end of __init__.py.
+
+_OVER_RANKS: dict[str, Callable[..., Any]] = {}
+
+
+def enter(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Lets :func:`over_ranks` find a function by its name: a decorator."""
+    _OVER_RANKS[function.__name__] = function
+    return function
+
+
+def over_ranks(name: str) -> Callable[..., Any]:
+    """The function of torch_reduce.distributed that has entered by this name."""
+    return _OVER_RANKS[name]
 
 
 def mesh_of(tensor: Any) -> Any:
@@ -117,9 +132,10 @@ def joined(tensor: Any) -> Any:
     ones; others as they are."""
     if type(tensor) is Tensor or mesh_of(tensor) is None:
         return tensor
-    from .distributed import _dtensor
+    return over_ranks("joined")(tensor)
 
-    return _dtensor.joined(tensor)
+
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def tensors(function: str, **given: Any) -> None:

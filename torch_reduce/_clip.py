@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._arguments import mesh_of
+from ._arguments import mesh_of, over_ranks
 from ._graphs import between_graphs
 from ._operations import node_dtype, of_order
 
@@ -58,10 +58,8 @@ def _accumulators(tensors: list[Tensor], operator: str, ord: float) -> Tensor:
         else:
             blocks += [([i], getattr(_ops, operator)(tensors[i], dtype=dtype)[None]) for i in some]
     if cut:
-        from .distributed._dtensor import reduce_all  # which takes long to import
-
         given = [tensors[i] for i in cut]
-        found = reduce_all(operator, given, [_accumulator(t.dtype) for t in given])
+        found = over_ranks("reduce_all")(operator, given, [_accumulator(t.dtype) for t in given])
         blocks += [([cut[i] for i in some], block) for some, block in found]
     return _side_by_side(blocks, tensors[0].device)
 

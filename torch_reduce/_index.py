@@ -92,9 +92,7 @@ def flat_index(function: str, argument: str, index: Tensor) -> Tensor:
     """A list of integers as one dim; of a DTensor all of it."""
     _arguments.plain_tensors(function, **{argument: index})
     if _arguments.mesh_of(index) is not None:  # of some cuts torch makes no vector
-        from .distributed._dtensor import everywhere
-
-        index = everywhere(index)
+        index = _arguments.over_ranks("everywhere")(index)
     if layout := _arguments.layout_of(index):
         raise NotImplementedError(f"{function}(): {layout} tensors are not supported")
     return index.reshape(-1)

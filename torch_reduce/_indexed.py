@@ -6,7 +6,7 @@ import torch
 from torch import SymInt, Tensor
 
 from . import _arguments, _library
-from ._arguments import integer, joined, mesh_of, plain_tensors, tensors
+from ._arguments import integer, joined, mesh_of, over_ranks, plain_tensors, tensors
 from ._index import IndexPlan
 
 _ops = torch.ops.gpureduce
@@ -24,9 +24,7 @@ def _lists(name: str, given: dict[str, Any], **lists: Any) -> Any:
     """The lists of integers that say what is added where; beside DTensors, as tensors of which every rank has all."""
     if all(mesh_of(one) is None for one in (*given.values(), *lists.values())):
         return lists.values()
-    from .distributed._dtensor import lists_beside
-
-    return lists_beside(name, given, lists)
+    return over_ranks("lists_beside")(name, given, lists)
 
 
 def _expect_rows(name: str, argument: str, x: Any, dim: int, entries: int | SymInt) -> None:
@@ -342,9 +340,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     tensors("scatter_add", input=input, src=src)
     integer("scatter_add", "dim", dim)
     if any(mesh_of(one) is not None for one in (input, index, src)):
-        from .distributed._dtensor import scatter_add as of_dtensors
-
-        return _named("scatter_add", of_dtensors, input, dim, index, src)
+        return _named("scatter_add", over_ranks("scatter_add"), input, dim, index, src)
     return _library.call("scatter_add", _ops.scatter_add.default, input, dim, index, src)
 
 
@@ -362,9 +358,7 @@ def _index_reduce(
     tensors(name, input=input, source=source)
     _reduction_arguments(name, dim, reduce, include_self)
     if any(mesh_of(one) is not None for one in (input, index, source)):
-        from .distributed._dtensor import index_reduce as of_dtensors
-
-        found = _named(name, of_dtensors, name, input, dim, index, source, reduce, include_self)
+        found = _named(name, over_ranks("index_reduce"), name, input, dim, index, source, reduce, include_self)
         return input.copy_(found) if name == "index_reduce_" else found
     return _library.call(name, operator, input, dim, index, source, reduce, include_self=include_self)
 
@@ -475,9 +469,7 @@ def scatter_reduce(
     tensors("scatter_reduce", input=input, src=src)
     _reduction_arguments("scatter_reduce", dim, reduce, include_self)
     if any(mesh_of(one) is not None for one in (input, index, src)):
-        from .distributed._dtensor import scatter_reduce as of_dtensors
-
-        return _named("scatter_reduce", of_dtensors, input, dim, index, src, reduce, include_self)
+        return _named("scatter_reduce", over_ranks("scatter_reduce"), input, dim, index, src, reduce, include_self)
     given = input, dim, index, src, reduce
     return _library.call("scatter_reduce", _ops.scatter_reduce.default, *given, include_self=include_self)
 
@@ -511,9 +503,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | SymInt | None = 
     plain_tensors("embedding", input=input)
     tensors("embedding", weight=weight)
     if mesh_of(input) is not None or mesh_of(weight) is not None:
-        from .distributed._dtensor import embedding as of_dtensors
-
-        return _named("embedding", of_dtensors, input, weight, padding_idx)
+        return _named("embedding", over_ranks("embedding"), input, weight, padding_idx)
     return _library.call("embedding", _ops.embedding.default, input, weight, padding_idx)
 
 
@@ -584,9 +574,7 @@ def embedding_bag(
         padding_idx=padding_idx,
     )
     if any(mesh_of(one) is not None for one in (input, weight, offsets, per_sample_weights)):
-        from .distributed._dtensor import embedding_bag as of_dtensors
-
-        return _named("embedding_bag", of_dtensors, input, weight, offsets, **named)
+        return _named("embedding_bag", over_ranks("embedding_bag"), input, weight, offsets, **named)
     return _library.call("embedding_bag", _ops.embedding_bag.default, input, weight, offsets, **named)
 
 

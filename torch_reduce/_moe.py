@@ -9,7 +9,7 @@ from torch import SymInt, Tensor
 from torch.utils._pytree import register_dataclass
 
 from . import _arguments, _library
-from ._arguments import Input, integer, mesh_of, plain_tensors, tensors
+from ._arguments import Input, integer, mesh_of, over_ranks, plain_tensors, tensors
 from ._index import flat_index, sorted_index
 from ._indexed import _expect_rows, _named
 
@@ -187,9 +187,7 @@ def moe_dispatch(x: Input, plan: MoePlan) -> Tensor:
     if len(tokens) != 1 and not isinstance(x, Tensor):
         raise TypeError(f"{name}(): x: a Shard needs a plan of experts of two dims, not of {len(tokens) + 1}")
     if mesh_of(x) is not None:
-        from .distributed._dtensor import moe_dispatch as of_dtensors
-
-        return _named(name, of_dtensors, x, plan)
+        return _named(name, over_ranks("moe_dispatch"), x, plan)
     if len(tokens) != 1:
         x = x.reshape(-1, *x.shape[len(tokens) :])
     kept = plan.kept
@@ -261,9 +259,7 @@ def moe_combine(
             found = f"but got {_sizes(weights)}"
             raise RuntimeError(f"{name}(): weights: expected the size {_sizes(numbers)}, as the index has, {found}")
     if any(mesh_of(one) is not None for one in (rows, numbers, weights)):
-        from .distributed._dtensor import moe_combine as of_dtensors
-
-        return _named(name, of_dtensors, rows, index, weights, dtype)
+        return _named(name, over_ranks("moe_combine"), rows, index, weights, dtype)
     flat = None if weights is None else weights.reshape(-1)
     result = (_by_plan if isinstance(index, MoePlan) else _by_index)(rows, index, flat, dtype or data.dtype)
     tokens = numbers.shape[:-1]
@@ -322,9 +318,7 @@ def _here(numbers: Tensor) -> Tensor:
     """What this rank has of a list of which every rank has all."""
     if mesh_of(numbers) is None:
         return numbers
-    from .distributed._dtensor import _list_of
-
-    return _list_of(numbers)
+    return over_ranks("list_of")(numbers)
 
 
 def _expect_strided(name: str, **given: Any) -> None:

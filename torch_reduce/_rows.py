@@ -150,9 +150,7 @@ def log_prob(
     if not return_entropy:
         return found
     if not isinstance(logits, Tensor):
-        from .distributed._rows import entropies
-
-        return found, entropies(logits, dim, temperature)
+        return found, _arguments.over_ranks("entropies")(logits, dim, temperature)
     return found, entropy(softened(logits, temperature), dim)
 
 
@@ -196,9 +194,8 @@ def log_prob_of_several(logits: Tensor, target: Tensor, dim: int, *, temperature
     if temperature != 1 or logits.dtype.itemsize == 1:
         logits = softened(logits, temperature)
     if any(_arguments.mesh_of(each) is not None for each in (logits, target)):
-        from .distributed._dtensor import log_prob_of_several as of_dtensors
-
-        return _library.call(title, of_dtensors, logits, target, dim, ignore_index)
+        function = _arguments.over_ranks("log_prob_of_several")
+        return _library.call(title, function, logits, target, dim, ignore_index)
     return _library.call(title, _LogProbs.apply, logits, target.long(), dim, ignore_index)[0]
 
 

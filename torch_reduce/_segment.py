@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _library
-from ._arguments import Input, boolean, joined, mesh_of
+from ._arguments import Input, boolean, joined, mesh_of, over_ranks
 
 _ops = torch.ops.gpureduce
 
@@ -16,10 +16,8 @@ def _reduce(operator, data, offsets, dim, out=None, **last):
     if type(data) is not Tensor and mesh_of(data) is not None:
         data = joined(data)
         if isinstance(offsets, Tensor) and mesh_of(offsets) is None:
-            from .distributed._dtensor import replicated
-
             # A gradient is divided by lengths, and torch divides DTensors by DTensors alone.
-            offsets = replicated(offsets, data)
+            offsets = over_ranks("replicated")(offsets, data)
     if data is None or offsets is None:  # which torch.ops would take for tensors
         _arguments.tensors(name, data=data, offsets=offsets)
     if type(dim) is not int:

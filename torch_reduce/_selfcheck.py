@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import torch_reduce
+from . import _family, _indexed, _rows, _segment, _sum, _variance, _weighted
 
 # Every tail of vectors of 2 to 16 lanes; then the ends of registers full of them, of rows of lanes, and of chunks.
 SHORT = [*range(1, 132)]
@@ -75,6 +75,14 @@ GROUPS = [
     *((function, name, "few rows") for function in ROWS for name in ("float32", "bfloat16")),
     ("exact_sum", "float32", "few rows"),
 ]
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    function.__name__: function
+    for function in [
+        *(_family.amax, _family.count_nonzero, _family.logsumexp, _family.prod, _sum.sum, _sum.vector_norm),
+        *(_rows.softmax, _rows.log_softmax, _rows.log_prob, _rows.rms_norm, _rows.layer_norm),
+        *(_indexed.index_sum, _segment.segment_sum, _variance.var, _weighted.weighted_sum),
+    ]
+}
 SHIFT = 5  # elements from an input to its weights
 SEGMENTS = [*range(1, 70), 127, 129, 300, 511, 513, 1025, 4097, 9000]
 SCALE = 64.0  # of what softmaxes take: the elements alone would have exponentials near 1
@@ -113,7 +121,7 @@ class Case:
     def call(self, memory: Tensor) -> Tensor:
         """The result. Sums of halves and float8 are not rounded."""
         x = self.view(memory)
-        function: Callable[..., Tensor] = getattr(torch_reduce, self.function, torch_reduce.sum)
+        function = _FUNCTIONS[self.function.removeprefix("exact_")]
         if self.function == "segment_sum":
             return function(x, self.offsets(x.device), dtype=torch.float32)
         if self.function == "index_sum":

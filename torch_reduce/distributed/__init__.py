@@ -24,11 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import torch_reduce
-
-from .. import _arguments, _operations
+from .. import _arguments, _family, _operations, _segment, _sum
+from .. import _variance as _variances
+from .. import _weighted as _products
 from .._graphs import between_graphs
 from . import _leaves, _messages, _rank_plan
+from . import _rows as _rows  # what functions do with a Shard: it enters by itself
 from ._shard import Shard
 
 __all__ = [
@@ -71,9 +72,9 @@ _Group: TypeAlias = dist.ProcessGroup | None
 _Sizes: TypeAlias = Sequence[int] | None
 
 
-def _older(name: str, form: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """The function of torch_reduce of that name for a Shard whose parts are arguments beside the others."""
-    signature = inspect.signature(form)
+def _older(made: Callable[..., Any], form: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """A function of torch_reduce for a Shard whose parts are arguments beside the others."""
+    name, signature = made.__name__, inspect.signature(form)
 
     @between_graphs
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +84,7 @@ def _older(name: str, form: Callable[_Given, _Result]) -> Callable[_Given, _Resu
         if "weight" in given:  # the dim counts those of the common shape
             with suppress(TypeError, RuntimeError):  # of which the function that is called has its own
                 x, _ = torch.broadcast_tensors(x, given["weight"])
-        return getattr(torch_reduce, name)(Shard(x, dim, group, sizes), **given)
+        return made(Shard(x, dim, group, sizes), **given)
 
     function.__name__ = function.__qualname__ = name
     function.__signature__, function.__annotations__ = signature, form.__annotations__  # type: ignore[attr-defined]
@@ -209,25 +210,25 @@ def _segment_sums(
     raise NotImplementedError
 
 
-all = _older("all", _plain)
-amax = _older("amax", _plain)
-amin = _older("amin", _plain)
-any = _older("any", _plain)
-count_nonzero = _older("count_nonzero", _plain)
-dot = _older("dot", _dot)
-logsumexp = _older("logsumexp", _plain)
-mean = _older("mean", _summation)
-nansum = _older("nansum", _summation)
-powsum = _older("powsum", _norm)
-prod = _older("prod", _to)
-segment_mean = _older("segment_mean", _segments)
-segment_sum = _older("segment_sum", _segment_sums)
-std = _older("std", _variance)
-sum = _older("sum", _summation)
-var = _older("var", _variance)
-var_mean = _older("var_mean", _variance_and_mean)
-vector_norm = _older("vector_norm", _norm)
-weighted_sum = _older("weighted_sum", _weighted)
+all = _older(_family.all, _plain)
+amax = _older(_family.amax, _plain)
+amin = _older(_family.amin, _plain)
+any = _older(_family.any, _plain)
+count_nonzero = _older(_family.count_nonzero, _plain)
+dot = _older(_products.dot, _dot)
+logsumexp = _older(_family.logsumexp, _plain)
+mean = _older(_sum.mean, _summation)
+nansum = _older(_family.nansum, _summation)
+powsum = _older(_sum.powsum, _norm)
+prod = _older(_family.prod, _to)
+segment_mean = _older(_segment.segment_mean, _segments)
+segment_sum = _older(_segment.segment_sum, _segment_sums)
+std = _older(_variances.std, _variance)
+sum = _older(_sum.sum, _summation)
+var = _older(_variances.var, _variance)
+var_mean = _older(_variances.var_mean, _variance_and_mean)
+vector_norm = _older(_sum.vector_norm, _norm)
+weighted_sum = _older(_products.weighted_sum, _weighted)
 
 
 # --- sums over ranks -------------------------------------------------------------------------------------------------
@@ -569,10 +570,10 @@ def _over_ranks(rows: Tensor, averages: bool, exact: bool = False) -> Tensor:
     """(ranks, n) -> (n,): the sum or the mean, joined pairwise in rank order; or exact."""
     world, dtype = len(rows), rows.dtype
     if exact or world <= _LANES:  # each is a lane, and lanes are joined pairwise
-        return (torch_reduce.mean if averages else torch_reduce.sum)(rows, 0, dtype=dtype, exact=exact)
+        return (_sum.mean if averages else _sum.sum)(rows, 0, dtype=dtype, exact=exact)
     accumulator = _operations.node_dtype("sum", dtype, dtype)
     while len(rows) > 1:
-        rows = torch.stack([torch_reduce.sum(run, 0, dtype=accumulator) for run in rows.split(_LANES)])
+        rows = torch.stack([_sum.sum(run, 0, dtype=accumulator) for run in rows.split(_LANES)])
     return torch.ops.gpureduce._finish(rows[0], "mean" if averages else "sum", world, dtype)
 
 

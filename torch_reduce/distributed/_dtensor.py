@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 
 from .. import _moe, distributed
 from .. import _rows as _of_tensors
+from .._arguments import enter
 from .._graphs import between_graphs
 from .._operations import exact_operators, is_inexact, known, node_dtype, state_size
 from . import _rows
@@ -421,10 +422,12 @@ def _expect_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> 
     _expect_dtensors(title, **given, **{name: one for name, one in lists.items() if isinstance(one, DTensor)})
 
 
+@enter
 def everywhere(x: DTensor) -> DTensor:
     return x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
 
 
+@enter
 def lists_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> list[Any]:
     """The lists, of which this rank has all; the others must be DTensors of one mesh.
 
@@ -438,10 +441,11 @@ def lists_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> li
             both = f"{meshes[other]}, {meshes[first]}"
             raise ValueError(f"{title}(): '{other}' is on another mesh than '{first}': {both}")
     found = [everywhere(one) if isinstance(one, DTensor) else one for one in lists.values()]
-    return [_list_of(one) if isinstance(one, DTensor) else one for one in found]
+    return [list_of(one) if isinstance(one, DTensor) else one for one in found]
 
 
-def _list_of(x: DTensor) -> Any:
+@enter
+def list_of(x: DTensor) -> Any:
     """What this rank has of a list; outside of the mesh, where it has none, one that tells its shape."""
     return _local(x) if _inside(x) else torch.zeros(tuple(x.shape), dtype=x.dtype, device=x.device)
 
@@ -537,6 +541,7 @@ class _Joined(torch.autograd.Function):
         return grad
 
 
+@enter
 def joined(x: DTensor) -> DTensor:
     """`x`, not Partial. Gradients of extrema ask torch which elements equal one: it must see the sums that we reduced,
     and its own sum of a Partial has other bits."""
@@ -575,11 +580,13 @@ def _of_parts(
     return _from_local(call(*parts), like, after, meta.shape, meta.stride())
 
 
+@enter
 def scatter_add(input: Any, dim: int, index: Tensor, src: Any) -> DTensor:
     operator = torch.ops.gpureduce.scatter_add.default
     return _scattered("scatter_add", operator, input, dim, index, src)
 
 
+@enter
 def scatter_reduce(input: Any, dim: int, index: Tensor, src: Any, reduce: str, include_self: bool) -> DTensor:
     def operator(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
         return torch.ops.gpureduce.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
@@ -587,6 +594,7 @@ def scatter_reduce(input: Any, dim: int, index: Tensor, src: Any, reduce: str, i
     return _scattered("scatter_reduce", operator, input, dim, index, src)
 
 
+@enter
 def index_reduce(
     function: str, input: Any, dim: int, index: Tensor, source: Any, reduce: str, include_self: bool
 ) -> DTensor:
@@ -643,6 +651,7 @@ def _columns(weight: DTensor, whole: bool = False) -> list[Placement]:
     ]
 
 
+@enter
 def embedding(input: Tensor, weight: Any, padding_idx: Any) -> DTensor:
     """Of the columns that a rank has. A gradient may be cut as it likes: torch makes no matrix of all of them."""
     (input,) = lists_beside("embedding", {"weight": weight}, {"input": input})
@@ -652,6 +661,7 @@ def embedding(input: Tensor, weight: Any, padding_idx: Any) -> DTensor:
     return _of_parts([weight], [cut], lambda table: operator(input, table, padding_idx), after, meta)
 
 
+@enter
 def embedding_bag(
     input: Tensor, weight: Any, offsets: Tensor | None, *, per_sample_weights: Any, **others: Any
 ) -> DTensor:
@@ -681,6 +691,7 @@ def _with_first_dims(placements: Sequence[Placement], more: int) -> list[Placeme
     return [_moved(one, one.dim + more) if one.is_shard() and more else one for one in placements]
 
 
+@enter
 def moe_dispatch(x: DTensor, plan: Any) -> DTensor:
     """Of the columns that a rank has."""
     dims = plan.index.dim() - 1
@@ -688,6 +699,7 @@ def moe_dispatch(x: DTensor, plan: Any) -> DTensor:
     return _of_parts([x], [cut], lambda x: _moe.moe_dispatch(x, plan), _with_first_dims(cut, 1 - dims), meta)
 
 
+@enter
 def moe_combine(rows: Any, index: Any, weights: Any, dtype: torch.dtype | None) -> DTensor:
     """Of the columns that a rank has. The gradient of weights is a sum over columns, so it needs all of them."""
     given, planned = {"rows": rows, "weights": weights}, isinstance(index, _moe.MoePlan)
@@ -835,6 +847,7 @@ def _log_prob_backward(
     return _rowwise("log_prob", x, work, [meta], [x.placements])[0]
 
 
+@enter
 def log_prob_of_several(logits: DTensor, target: DTensor, dim: int, ignore_index: int) -> DTensor:
     """The logarithms at several targets of each row, which lie along `dim`."""
     _expect_dtensors("log_prob", logits=logits, target=target)
@@ -942,6 +955,7 @@ def _layer_norm_backward(
     return _norm_backward("layer_norm", grad, input, dims, mean, r, weight, bias, eps, mask)
 
 
+@enter
 def replicated(x: Tensor, like: DTensor) -> DTensor:
     """A tensor that every rank has, as a DTensor on the mesh of another one."""
     return DTensor.from_local(x, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
@@ -1169,6 +1183,7 @@ def _shards(x: DTensor, call: Any) -> tuple[Any, tuple | None]:
     return None, (local, replace(call, shard_dim=dim), tuple(sizes), order, group)
 
 
+@enter
 @between_graphs
 def reduce_all(
     name: str, tensors: Sequence[DTensor], dtypes: Sequence[torch.dtype | None]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .._arguments import enter
 from .._operations import known
 from .._rows import applied, entropy, entropy_terms, log_prob_of_several, softened, with_targets
 from ._messages import agree, check_device, kind_of, place, traced
@@ -510,6 +511,7 @@ def _log_prob_of(
     return _LogProb.apply(x, cut, target, dim % x.dim(), ignore_index)
 
 
+@enter
 def entropies(shard: Shard, dim: int, temperature: float) -> Tensor:
     """The entropy of each row's probabilities, with `log_prob`'s arguments."""
     x = softened(shard.x, temperature)
@@ -686,7 +688,7 @@ def _norm_of(
     return _Norm.apply(x, weight, bias, cut, function, dims, eps)
 
 
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {  # with the operators' names of arguments but the first
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {  # with the operators' names of arguments but the first
     "softmax": partial(_softmax_of, "softmax"),
     "log_softmax": partial(_softmax_of, "log_softmax"),
     "log_prob": _log_prob_of,
@@ -694,3 +696,9 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {  # with the operators' names of 
     "rms_norm": partial(_norm_of, "rms_norm"),
     "layer_norm": partial(_norm_of, "layer_norm"),
 }
+
+
+@enter
+def keep_shape(function: str, x: Shard, **given: Any) -> Tensor:
+    """A function that keeps its input's shape."""
+    return _FUNCTIONS[function](x, **given)

@@ -6,6 +6,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from .._arguments import over_ranks
+
 
 class Shard:
     """This rank's shard of a tensor that is cut along one dim over the ranks of a group.
@@ -83,6 +85,4 @@ class Shard:
 
     @classmethod
     def __torch_function__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from ._sharded import call_operator  # which needs this class
-
-        return call_operator(operator, args, kwargs or {})
+        return over_ranks("call_operator")(operator, args, kwargs or {})

@@ -626,6 +626,7 @@ def _schema_of(operator: Any) -> tuple[str | None, bool, list[str]]:
     return function, exact, [argument.name for argument in schema.arguments]
 
 
+@_arguments.enter
 @between_graphs
 def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What an operator of torch.ops.gpureduce gives if one of its arguments is a Shard: NotImplemented of others."""
@@ -636,12 +637,10 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if given.pop("out", None) is not None:
         raise TypeError(f"{function}(): 'out' cannot be given beside a Shard")
     if function in _KEEP_SHAPE:
-        from ._rows import FUNCTIONS  # which needs this module
-
         x = given.pop(names[0])
         if not isinstance(x, Shard):
             raise TypeError(f"{function}(): it is the {names[0]} that may be a Shard, and no other")
-        return FUNCTIONS[function](x, **given)
+        return _arguments.over_ranks("keep_shape")(function, x, **given)
     if function in _ALONE:
         return _alone(operator, function, given)
     x, ord, dim = given.pop(names[0]), given.pop("ord", 2), given.pop("dim", None)

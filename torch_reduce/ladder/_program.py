@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from torch_reduce.ladder import _emulate, _exercise, _figures, _step, _try, _whole, rungs, source
+from torch_reduce.ladder import _emulate, _exercise, _figures, _order, _step, _try, _whole, rungs, source
 
 DTYPES = ["float32", "float64", "int32", "int64"]
 EXAMPLES = {
@@ -52,6 +52,42 @@ def _names(text: str) -> list[str]:
     if unknown := [name for name in names if name not in known]:
         raise argparse.ArgumentTypeError(f"no rung {', '.join(unknown)}: {CALLED} lists them")
     return names
+
+
+def _judge(options: argparse.Namespace) -> int:
+    """``try FILE``."""
+    kernel = _try.Kernel.of(options.file, options.kernel, options.dtype, options.op)
+    blocks = _order.BLOCKS if options.order else _try.BLOCKS
+    if options.order and (kernel.op != "sum" or kernel.dtype not in ("float32", "float64")):
+        raise ValueError("--order: it compares sums of floats; the others have the same bits in every order")
+    if options.block:
+        threads, kernel.width = options.block
+        blocks = (threads,)
+    program = kernel.build()
+    verdict = _try.judge(kernel, program, options.elements, blocks)
+    print("\n".join(_try.report(verdict)), flush=True)
+    right = verdict.right
+    if options.order and right:
+        partials = verdict.how != "one"
+        order = _order.compare(kernel, program, verdict.elements, partials, blocks[0])
+        print("\n".join(_order.report(order, partials)), flush=True)
+        right = order.right
+    elif options.order:
+        print("order: the sums have to be right first")
+    sample = verdict.sample
+    if sample and not sample.fault:
+        print(f"\nrequests of warps, line by line ({sample.size:,} elements, blocks of {sample.block}):")
+        print("\n".join(_try.line_table(verdict)))
+        found = _try.nearest(sample, _emulate.progress)
+        (_, name, other), (_, second, another) = found[:2]
+        print(f"\nnearest rung: {name}; then {second}")
+        columns = list(_figures.COLUMNS) + ["loads", "shared loads", "shuffles", "atomics"]
+        for counter in columns:
+            values = [_figures.cell(counter, each.counters) for each in (sample, other, another)]
+            print(f"  {counter:<24}" + "".join(f"{value:>22}" for value in values))
+        print(_try.time_on_gpu(kernel, verdict.elements, "multi_element" if options.order else None))
+    print("right" if right else "not right yet", file=sys.stdout)
+    return 0 if right else 1
 
 
 def _list(names: list[str]) -> int:
@@ -223,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
         "profiled": lambda: _run(options),
         "show": lambda: print(source(options.name), end="") or 0,
         "step": lambda: _step.main(options),
-        "try": lambda: _try.main(options),
+        "try": lambda: _judge(options),
         "program": lambda: _whole.main(options),
         "exercise": lambda: _exercise.main(options),
     }

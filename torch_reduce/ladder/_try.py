@@ -12,17 +12,15 @@ least number, the largest, 0. `out` may have another type. How many elements eac
 with which the result is right. A kernel that reads threadIdx.y gets blocks with rows of 32 threads.
 """
 
-import argparse
 import hashlib
 import math
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_reduce.ladder import _emulate, _figures, _translate
+from torch_reduce.ladder import _emulate, _translate
 
 BLOCKS = (64, 128, 256, 512, 1024)
 ELEMENTS = (1, 2, 4, 8, 16, 32)  # per thread, tried from the most on
@@ -543,41 +541,3 @@ def line_table(verdict: Verdict) -> list[str]:
             f"{text[line - 1].strip()[:60]}"
         )
     return [f"  {'line':>4}  {'loads':>7} {'stores':>7} {'used':>7} {'conflicts':>9}", *rows] if rows else []
-
-
-def main(options: argparse.Namespace) -> int:
-    """``try FILE``."""
-    from torch_reduce.ladder import _order  # which needs this module
-
-    kernel = Kernel.of(options.file, options.kernel, options.dtype, options.op)
-    blocks = _order.BLOCKS if options.order else BLOCKS
-    if options.order and (kernel.op != "sum" or kernel.dtype not in ("float32", "float64")):
-        raise ValueError("--order: it compares sums of floats; the others have the same bits in every order")
-    if options.block:
-        threads, kernel.width = options.block
-        blocks = (threads,)
-    program = kernel.build()
-    verdict = judge(kernel, program, options.elements, blocks)
-    print("\n".join(report(verdict)), flush=True)
-    right = verdict.right
-    if options.order and right:
-        partials = verdict.how != "one"
-        order = _order.compare(kernel, program, verdict.elements, partials, blocks[0])
-        print("\n".join(_order.report(order, partials)), flush=True)
-        right = order.right
-    elif options.order:
-        print("order: the sums have to be right first")
-    sample = verdict.sample
-    if sample and not sample.fault:
-        print(f"\nrequests of warps, line by line ({sample.size:,} elements, blocks of {sample.block}):")
-        print("\n".join(line_table(verdict)))
-        found = nearest(sample, _emulate.progress)
-        (_, name, other), (_, second, another) = found[:2]
-        print(f"\nnearest rung: {name}; then {second}")
-        columns = list(_figures.COLUMNS) + ["loads", "shared loads", "shuffles", "atomics"]
-        for counter in columns:
-            values = [_figures.cell(counter, each.counters) for each in (sample, other, another)]
-            print(f"  {counter:<24}" + "".join(f"{value:>22}" for value in values))
-        print(time_on_gpu(kernel, verdict.elements, "multi_element" if options.order else None))
-    print("right" if right else "not right yet", file=sys.stdout)
-    return 0 if right else 1
