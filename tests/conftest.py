@@ -19,13 +19,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import toolkit  # noqa: E402
 
-# The tests of documents, packaging and reports, which `make test-docs` runs: whole files, or from one test on.
+# The tests of documents, packaging, reports and the course, which `make test-docs` runs: whole files, or from one on.
 DOCS = {
     "test_results.py": None,
     "test_pages.py": None,
     "test_notebook.py": None,
     "test_types.py": None,
     "test_examples.py": None,
+    "test_course.py": None,
+    "test_exercises.py": None,
+    "test_try_order.py": None,
     "test_package.py": "test_import_under_the_wrong_torch",
     "test_ladder.py": "test_readme_counts_the_rungs",
     "test_models.py": "test_every_cell_is_proven",
