@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import io
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -685,6 +687,20 @@ def test_both_times_are_kept(monkeypatch):
     assert (passes["us"], passes["kernel"]["us"], passes["gbps"]) == (5, 4, 1)
     assert (atomic["us"], atomic["kernel"]["us"], atomic["gbps"]) == (5, 5, 0.8)
     assert library["us"] == 5 and "kernel" not in library and library["gbps"] == 0.8
+
+
+def test_the_rest_takes_so_long(monkeypatch):
+    """On a terminal the table says what runs now, and how long the rest takes about."""
+    times = iter([0.0, 6.0, 9.0])
+    monkeypatch.setattr(_climb, "time", types.SimpleNamespace(monotonic=lambda: next(times)))
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    names = ["neighbored", "neighbored_less", "torch_sum"]
+    table = _climb.Table([RUNGS[name] for name in names], 40, stream)
+    for name in names[:2]:
+        table.add({"name": name, "us": 20.0, "gbps": 40.0, "reads": True})
+    told = [text.rstrip() for text in re.findall(r"\r(\d/3 [^\r]*)\r", stream.getvalue())]
+    assert told == ["0/3 neighbored …", "1/3 neighbored_less … about 12 s left", "2/3 torch_sum … about 4 s left"]
 
 
 def test_both_times_are_shown():

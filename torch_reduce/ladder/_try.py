@@ -571,7 +571,7 @@ def main(options: argparse.Namespace) -> int:
     if sample and not sample.fault:
         print(f"\nrequests of warps, line by line ({sample.size:,} elements, blocks of {sample.block}):")
         print("\n".join(line_table(verdict)))
-        found = nearest(sample, _emulate.progress)
+        found = nearest(sample, _emulate.Progress())
         (_, name, other), (_, second, another) = found[:2]
         print(f"\nnearest rung: {name}; then {second}")
         columns = list(_figures.COLUMNS) + ["loads", "shared loads", "shuffles", "atomics"]
