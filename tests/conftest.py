@@ -4,6 +4,7 @@ import collections
 import datetime
 import inspect
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from worlds import World
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import toolkit  # noqa: E402
+
+if not torch.cuda.is_available():  # compiling processes of Inductor's would take more time to start than they save
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # The tests of documents, packaging, reports and the course, which `make test-docs` runs: whole files, or from one on.
 DOCS = {

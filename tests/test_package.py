@@ -732,7 +732,8 @@ def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx)
 
 
 def test_build_shows_its_progress(tmp_path):
-    """A file is a line with its number and the time that is left; whole commands are shown of what fails, with its message, or by VERBOSE=1."""
+    """A file is a line with its number and the time that is left; whole commands are shown of what fails, with its
+    message, or by VERBOSE=1."""
     folder = tiny_tree(tmp_path / "tree")
 
     def build(**env):
