@@ -1033,13 +1033,13 @@ def total_norms_of_layouts(group, shape):
             pairs = list(of_every_layout(mesh, seed, wide, empty=math.isfinite(ord)))
             wanted = torch_reduce.get_total_norm([x for x, _ in pairs], ord)
             assert_same_bits(torch_reduce.get_total_norm([one for _, one in pairs], ord), wanted, f"{ord} {seed}")
-            for x, one in pairs[:: 1 if ord == 2 and not wide else 7]:
+            for x, one in pairs[:: 1 if ord == 2 and not wide else 29]:
                 wanted = torch_reduce.get_total_norm([x], ord)
                 what = f"{ord} {tuple(x.shape)} {x.stride()} {x.dtype} {getattr(one, 'placements', None)}"
                 assert_same_bits(torch_reduce.get_total_norm([one], ord), wanted, what)
 
 
-@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 2)], ids=str)
 def test_total_norms_of_layouts(shape, world):
     """Of every layout beside every other, and alone; and again, when what the layouts say is known."""
     world.run(world.size, total_norms_of_layouts, shape)
