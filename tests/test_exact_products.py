@@ -21,6 +21,7 @@ from test_exact import (
     FORMATS,
     KINDS,
     REALS,
+    dtypes_and_layouts,
     finite_max,
     lists,
     nearest,
@@ -246,11 +247,9 @@ def test_lengths(name, n, device):
 
 # Overlapping windows have so many elements that the model takes seconds.
 SMALL = [layout for layout in LAYOUTS if not layout.startswith("windows")]
-CASES = [("float32", layout) for layout in LAYOUTS]
-CASES += itertools.product(("float64", "bfloat16", "int64", "float8_e5m2"), SMALL)
 
 
-@pytest.mark.parametrize(("name", "layout"), CASES)
+@pytest.mark.parametrize(("name", "layout"), dtypes_and_layouts(SMALL))
 def test_layouts(name, layout, device):
     """No layout is special, and a weight has one of its own."""
     view, dims = LAYOUTS[layout](lambda *shape: data(shape, name, 5, device))
