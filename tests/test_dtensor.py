@@ -699,20 +699,26 @@ AFTER = (
 )
 
 
-@pytest.mark.parametrize(
-    "before, after",
-    [
-        (BEFORE, "assert len(sys.meta_path) == watches - 1"),
-        (BEFORE + "\nimport importlib.util; assert importlib.util.find_spec('torch.distributed.tensor')", ""),
-        (BEFORE + "\nimport importlib; importlib.reload(torch_reduce)", ""),
-        ("import torch.distributed.tensor, torch_reduce", ""),
-        ("import torch.distributed.tensor._api\nimport torch_reduce.distributed", ""),
-    ],
-    ids=["tensor later", "looked for", "reloaded", "tensor before", "distributed"],
+ORDERS = [
+    (BEFORE, "assert len(sys.meta_path) == watches - 1"),
+    (BEFORE + "\nimport importlib.util; assert importlib.util.find_spec('torch.distributed.tensor')", ""),
+    (BEFORE + "\nimport importlib; importlib.reload(torch_reduce)", ""),
+    ("import torch.distributed.tensor, torch_reduce", ""),
+    ("import torch.distributed.tensor._api\nimport torch_reduce.distributed", ""),
+]
+IN_CHILDREN = (  # each begins where torch alone is imported
+    "import os, sys, torch\n"
+    "for code in sys.argv[1:]:\n"
+    "    if not (child := os.fork()):\n"
+    "        exec(code, {})\n"
+    "        os._exit(0)\n"
+    "    assert os.waitpid(child, 0)[1] == 0, code\n"
 )
-def test_import(before, after):
+
+
+def test_import():
     """DTensors work in whichever order modules are imported, and torch_reduce alone does not import them."""
-    python("-c", f"{before}\n{AFTER}\n{after}")
+    python("-c", IN_CHILDREN, *(f"{before}\n{AFTER}\n{after}" for before, after in ORDERS))
 
 
 AGAIN = (
