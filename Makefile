@@ -25,7 +25,7 @@ MAKEFLAGS += --no-print-directory
 
 help:
 	@echo 'make test    set up, build, and run the tests          (ARGS="-k order -x")'
-	@echo 'make test-docs  and the tests of documents, packaging and reports'
+	@echo 'make test-docs  and the tests of documents, packaging, reports and the course'
 	@echo 'make bench   set up, build, and show sums beside torch.sum, on the GPU or, without one, on the CPU (ARGS="--help")'
 	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'

@@ -168,7 +168,7 @@ def run_ninja(command, **options):
     """subprocess.run for torch, whose flags are one list for all files: those that no plain call runs through get -Os.
 
     The kernels in folders named native are compiled without PTX (without_ptx). And ninja prints a file's name where
-    torch asks for its command, a kilobyte of flags. Where a command fails, ninja shows it.
+    torch asks for its command, a kilobyte of flags, and how much time is left. Where a command fails, ninja shows it.
     """
     if command[:2] == ["ninja", "-v"]:
         rules = Path(options["cwd"], "build.ninja")
@@ -182,6 +182,9 @@ def run_ninja(command, **options):
             name = rf"^(build .*: \w+ (?:{re.escape(SOURCE)}/)?(.*))$"
             text = re.sub(name, r"\1\n  file = \2", text, flags=re.MULTILINE)
         rules.write_text(without_ptx(text))
+        if tuple(map(int, output("ninja", "--version").split(".")[:2])) >= (1, 12):  # earlier ones cannot estimate
+            given = options.get("env") or os.environ
+            options["env"] = {"NINJA_STATUS": "[%f/%t  %w, about %W left] ", **given}
     return subprocess.run(command, **options)
 
 

@@ -1,9 +1,10 @@
-"""The devices that every test runs on, what is a test of documents, and `--report FILE`, which records a run."""
+"""The devices that every test runs on, which tests `make test-docs` runs, and `--report FILE`, which records a run."""
 
 import collections
 import datetime
 import inspect
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -19,13 +20,20 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
 import toolkit  # noqa: E402
 
-# The tests of documents, packaging and reports, which `make test-docs` runs: whole files, or from one test on.
+if not torch.cuda.is_available():  # compiling processes of Inductor's would take more time to start than they save
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+# The tests of documents, packaging, reports and the course, which `make test-docs` runs: whole files, or from one on.
 DOCS = {
     "test_results.py": None,
     "test_pages.py": None,
     "test_notebook.py": None,
     "test_types.py": None,
     "test_examples.py": None,
+    "test_course.py": None,
+    "test_emulate.py": None,
+    "test_exercises.py": None,
+    "test_try_order.py": None,
     "test_package.py": "test_import_under_the_wrong_torch",
     "test_ladder.py": "test_readme_counts_the_rungs",
     "test_models.py": "test_every_cell_is_proven",
@@ -33,8 +41,11 @@ DOCS = {
 }
 
 
-# Files that take minutes. Where processes share the tests, these begin first, so that none of them is alone at the end.
-SLOW = ["test_inductor.py", "test_emulate.py", "test_exercises.py", "test_operators.py", "test_dtensor.py"]
+# Files that take the longest, in this order. Where processes share the tests, these begin first, so that none of them
+# is alone at the end.
+SLOW = ["inductor", "dtensor", "distributed_rows", "compile", "meta", "distributed", "exact_products", "bits"]
+SLOW += ["distributed_family", "segment", "distributed_exact", "distributed_index", "operators", "export", "exact"]
+SLOW += ["emulate", "package", "examples", "exercises", "results", "notebook", "try_order"]  # of `make test-docs`
 
 
 # Without a GPU most tests would be skipped, and making them alone would take as long as many a test: they are left out.
@@ -82,7 +93,8 @@ def pytest_testnodedown(node):
 
 
 def mark_and_sort(items):
-    items.sort(key=lambda item: item.path.name not in SLOW)
+    place = {f"test_{name}.py": k for k, name in enumerate(SLOW)}
+    items.sort(key=lambda item: place.get(item.path.name, len(SLOW)))
     for item in items:
         if item.path.name in DOCS:
             first = DOCS[item.path.name]

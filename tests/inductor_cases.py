@@ -447,7 +447,7 @@ def case_losses_of_norms():
     def summed(x, w, target):
         return torch.func.grad(lambda x, w: sum(y.sum() for y in losses(x, w, target)), (0, 1))(x, w)
 
-    rows, classes = (70, 37) if DEVICE == "cuda" else (20, 7)  # more rows than a program has, and than there are classes
+    rows, classes = (70, 37) if DEVICE == "cuda" else (20, 7)  # more rows than classes, and than a program has
     x, w, target = data((rows, 37), "float32", 7), data((37,), "float32", 8), torch.arange(rows) % classes
     target[3] = -100
     compare(losses, x, w, target, compare_results=assert_close)

@@ -701,20 +701,26 @@ AFTER = (
 )
 
 
-@pytest.mark.parametrize(
-    "before, after",
-    [
-        (BEFORE, "assert len(sys.meta_path) == watches - 1"),
-        (BEFORE + "\nimport importlib.util; assert importlib.util.find_spec('torch.distributed.tensor')", ""),
-        (BEFORE + "\nimport importlib; importlib.reload(torch_reduce)", ""),
-        ("import torch.distributed.tensor, torch_reduce", ""),
-        ("import torch.distributed.tensor._api\nimport torch_reduce.distributed", ""),
-    ],
-    ids=["tensor later", "looked for", "reloaded", "tensor before", "distributed"],
+ORDERS = [
+    (BEFORE, "assert len(sys.meta_path) == watches - 1"),
+    (BEFORE + "\nimport importlib.util; assert importlib.util.find_spec('torch.distributed.tensor')", ""),
+    (BEFORE + "\nimport importlib; importlib.reload(torch_reduce)", ""),
+    ("import torch.distributed.tensor, torch_reduce", ""),
+    ("import torch.distributed.tensor._api\nimport torch_reduce.distributed", ""),
+]
+IN_CHILDREN = (  # each begins where torch alone is imported
+    "import os, sys, torch\n"
+    "for code in sys.argv[1:]:\n"
+    "    if not (child := os.fork()):\n"
+    "        exec(code, {})\n"
+    "        os._exit(0)\n"
+    "    assert os.waitpid(child, 0)[1] == 0, code\n"
 )
-def test_import(before, after):
+
+
+def test_import():
     """DTensors work in whichever order modules are imported, and torch_reduce alone does not import them."""
-    python("-c", f"{before}\n{AFTER}\n{after}")
+    python("-c", IN_CHILDREN, *(f"{before}\n{AFTER}\n{after}" for before, after in ORDERS))
 
 
 AGAIN = (
@@ -1035,13 +1041,13 @@ def total_norms_of_layouts(group, shape):
             pairs = list(of_every_layout(mesh, seed, wide, empty=math.isfinite(ord)))
             wanted = torch_reduce.get_total_norm([x for x, _ in pairs], ord)
             assert_same_bits(torch_reduce.get_total_norm([one for _, one in pairs], ord), wanted, f"{ord} {seed}")
-            for x, one in pairs[:: 1 if ord == 2 and not wide else 7]:
+            for x, one in pairs[:: 1 if ord == 2 and not wide else 29]:
                 wanted = torch_reduce.get_total_norm([x], ord)
                 what = f"{ord} {tuple(x.shape)} {x.stride()} {x.dtype} {getattr(one, 'placements', None)}"
                 assert_same_bits(torch_reduce.get_total_norm([one], ord), wanted, what)
 
 
-@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 2)], ids=str)
 def test_total_norms_of_layouts(shape, world):
     """Of every layout beside every other, and alone; and again, when what the layouts say is known."""
     world.run(world.size, total_norms_of_layouts, shape)

@@ -185,6 +185,7 @@ def test_special_numbers(device):
     assert_same_bits(exact(zeros, ends([8999, 1], device=device)), torch.tensor([0.0, -0.0], device=device))
 
 
+@pytest.mark.filterwarnings("ignore:.*do not begin with 0")
 @given(st.data())
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_views(device, chosen):

@@ -50,20 +50,14 @@ def run(code, folder, **env):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A folder for what the notebooks compile."""
-    return str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def ran(cache):
-    """What the cells print, and what SEEN prints after them. Nothing is compiled before, as on a new machine."""
+def ran():
+    """What the cells print, and what SEEN prints after them."""
     try:
         _emulate.compiler()
     except _emulate.CannotEmulate as error:
         pytest.skip(str(error))
     code = "\n\n".join([*CODE.values(), SEEN])
-    done = run(code, (ROOT / PAGE).parent, XDG_CACHE_HOME=cache, PYTHONPATH="")
+    done = run(code, (ROOT / PAGE).parent, PYTHONPATH="")
     assert done.returncode == 0, done.stderr
     *printed, seen = done.stdout.splitlines()
     return "\n".join(printed), json.loads(seen)
@@ -140,10 +134,10 @@ PRINTS = {  # what the cells print, as they stand: predictions are wrong, and co
 
 
 @pytest.mark.parametrize("number", PRINTS)
-def test_cells_run(number, cache):
+def test_cells_run(number):
     """In their order, and they print what the text is about."""
     code = "\n\n".join([*cells(f"chapter{number}", "code").values(), 'assert "torch" not in sys.modules'])
-    done = run(code, (ROOT / PAGE).parent, XDG_CACHE_HOME=cache, PYTHONPATH="")
+    done = run(code, (ROOT / PAGE).parent, PYTHONPATH="")
     assert done.returncode == 0, done.stderr
     for text in PRINTS[number]:
         assert text in done.stdout, text

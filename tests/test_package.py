@@ -425,20 +425,33 @@ def test_import_without_the_library(missing, tmp_path):
     assert message.startswith("ImportError: ") and "make build" in message and "pip install" in message
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"{", b"\xff", b"[]", b"3", b"{}", b'{"torch": 3}', b'{"torch": [3], "compiler": ""}', None]
-)
-def test_import_with_a_broken_record(text, tmp_path):
-    """One sentence that names the file and says what to do."""
-    copy = package_copy(tmp_path)
-    record = copy / "_build.json"
-    if text is None:  # a part of it is wrong
-        record.write_text(json.dumps(json.loads(record.read_text()) | {"architectures": 9}))
+IMPORTS = """
+import pathlib, sys
+for text in texts:
+    pathlib.Path(record).write_bytes(text)
+    try:
+        import torch_reduce
+    except ImportError as error:
+        print(error)
     else:
-        record.write_bytes(text)
-    message = import_error(tmp_path, ALONE)
-    assert message.startswith(f"ImportError: torch_reduce: {record}, which says what was built, cannot be read (")
-    assert message.endswith("): build again by `make clean build`, or install torch_reduce again.")
+        print("imported")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch_reduce"]:
+        del sys.modules[name]
+"""
+
+
+def test_import_with_a_broken_record(tmp_path):
+    """One sentence that names the file and says what to do."""
+    record = package_copy(tmp_path) / "_build.json"
+    texts = [b"", b"{", b"\xff", b"[]", b"3", b"{}", b'{"torch": 3}', b'{"torch": [3], "compiler": ""}']
+    texts.append(json.dumps(json.loads(record.read_text()) | {"architectures": 9}).encode())  # a part of it is wrong
+    result = run("-c", f"{ALONE}record, texts = {str(record)!r}, {texts!r}\n{IMPORTS}", path=tmp_path)
+    assert result.returncode == 0, result.stderr
+    said = result.stdout.splitlines()
+    assert len(said) == len(texts)
+    for message in said:
+        assert message.startswith(f"torch_reduce: {record}, which says what was built, cannot be read (")
+        assert message.endswith("): build again by `make clean build`, or install torch_reduce again.")
 
 
 def test_import_in_a_clone_beside_an_installed_one(tmp_path):
@@ -679,7 +692,8 @@ def test_build_in_any_folder_with_any_compiler(tmp_path, set_threads, name, cxx)
 
 
 def test_build_shows_its_progress(tmp_path):
-    """A file is a line with its number; whole commands are shown of what fails, with its message, or by VERBOSE=1."""
+    """A file is a line with its number and the time that is left; whole commands are shown of what fails, with its
+    message, or by VERBOSE=1."""
     folder = tiny_tree(tmp_path / "tree")
 
     def build(**env):
@@ -688,7 +702,7 @@ def test_build_shows_its_progress(tmp_path):
         return process.returncode, said
 
     status, said = build(USE_CUDA="0", GPUREDUCE_CUDA=None)
-    files = re.findall(r"^\[(\d+)/(\d+)\] (\S+)$", said, re.MULTILINE)
+    files = re.findall(r"^\[(\d+)/(\d+)  [\d:]+, about [\d:?]+ left\] (\S+)$", said, re.MULTILINE)
     assert status == 0 and "(USE_CUDA=0)" in said
     assert {file for *_, file in files} >= {"csrc/tiny.cpp", "csrc/core/torch/python/entry.cpp"} and files[0][0] == "1"
     assert max(map(len, said.splitlines())) < 240 and "-ffp-contract" not in said and "-shared" not in said

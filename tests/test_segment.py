@@ -369,6 +369,7 @@ def test_results_and_forms(form, device):
     check(torch.ones(1, device=device), torch.tensor([0, 0, 1, 1], device=device), form=form)
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @every_form
 def test_out(form, device):
     """out= is written where it lies, resized, and may be anything but what is read."""

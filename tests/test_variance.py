@@ -84,6 +84,7 @@ def test_no_degrees_of_freedom(capfd, device):
         assert "degrees" not in capfd.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 def test_tangents_of_nothing(device):
     """Of a deviation they are NaN, of a variance 0, as in torch."""
     x = torch.zeros(3, 0, dtype=torch.float64, device=device)

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import torch
 
@@ -206,16 +207,19 @@ class Table:
     def __init__(self, rungs, ceiling_gbps, stream=None):
         self.rungs = {rung.name: rung for rung in rungs}
         self.ceiling, self.stream, self.steps = ceiling_gbps, stream or sys.stdout, []
-        self.chapter = None
+        self.chapter, self.begin = None, time.monotonic()
         head = f"{'rung':<29} {'kernel µs':>10} {'sum µs':>10} {'GB/s':>8} {'ceiling':>8} {'step':>7} {'total':>8}"
         print(head, file=self.stream)
         self._progress()
 
     def _progress(self):
-        """What runs now, on a terminal alone."""
+        """What runs now, and how long the rest takes about, on a terminal alone."""
         todo = [name for name in self.rungs if name not in {step["name"] for step in self.steps}]
         if self.stream.isatty():
             text = f"{len(self.steps)}/{len(self.rungs)} {todo[0]} …" if todo else ""
+            if todo and self.steps:
+                left = (time.monotonic() - self.begin) * len(todo) / len(self.steps)
+                text += f" about {left:.0f} s left"
             print(f"\r{text:<60}\r", end="", file=self.stream, flush=True)
 
     def add(self, step):

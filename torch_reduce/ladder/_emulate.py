@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -615,7 +616,15 @@ def emulate(name: str, program: Path | None = None, **choices) -> Emulated:
     return read(said, name, program, [*translated(name).tests, *shared_part().tests], rung_files()[name])
 
 
-def progress(done: int, of: int) -> None:
-    """A line on stderr that counts what is compiled, on a terminal; otherwise nothing."""
-    if sys.stderr.isatty():
-        print(f"\rcompiling {done} of {of} ", end="\n" if done == of else "", file=sys.stderr, flush=True)
+class Progress:
+    """Called with (done, all): a line on stderr that counts what is compiled and says how long the rest takes about, on
+    a terminal; otherwise nothing."""
+
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        if sys.stderr.isatty():
+            left = (time.monotonic() - self.begin) * (of - done) / done
+            text = f"compiling {done} of {of}" + (f", about {left:.0f} s left" if done < of else "")
+            print(f"\r{text:<40}", end="\n" if done == of else "", file=sys.stderr, flush=True)

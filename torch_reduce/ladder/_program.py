@@ -78,7 +78,7 @@ def _judge(options: argparse.Namespace) -> int:
     if sample and not sample.fault:
         print(f"\nrequests of warps, line by line ({sample.size:,} elements, blocks of {sample.block}):")
         print("\n".join(_try.line_table(verdict)))
-        found = _try.nearest(sample, _emulate.progress)
+        found = _try.nearest(sample, _emulate.Progress())
         (_, name, other), (_, second, another) = found[:2]
         print(f"\nnearest rung: {name}; then {second}")
         columns = list(_figures.COLUMNS) + ["loads", "shared loads", "shuffles", "atomics"]
@@ -146,7 +146,7 @@ def _emulate_rungs(options: argparse.Namespace) -> int:
     if (options.size or 0) > _emulate.MOST:
         raise ValueError(f"--size: emulated are at most {_emulate.MOST:,} elements; every block does the same")
     size, dtype = options.size or _emulate.SIZE, options.dtype or "float32"
-    program = _emulate.build_rungs(names, _emulate.progress)
+    program = _emulate.build_rungs(names, _emulate.Progress())
     print(f"emulated: {size:,} elements of {dtype}; counters of the first launch")
     for line in (0, 1):
         head = f"{'rung':<26} {'block':>5}  {'result':<6}" if line else f"{'':<26} {'':>5}  {'':<6}"
