@@ -107,10 +107,14 @@ struct Call {
 
 using Function = Tensor(const Tensor&, const Tensor&, OptionalDims, bool, OptionalDtype);
 
-// `exact`: the products are not rounded, and the result is rounded once.
-template <bool exact>
+// A sum; or an exact one, whose products are not rounded, and whose result is rounded once.
 struct WeightedSum {
-  static const char* name() { return exact ? "exact_weighted_sum" : kName; }
+  Which which;
+
+  const char* name() const {
+    if (which.op != Operation::sum) return nullptr;
+    return which.exact ? "exact_weighted_sum" : kName;
+  }
   static constexpr const char* kArguments = weighted::kArguments;
   static constexpr bool out_has_dtype() { return true; }
   static constexpr bool has_gradient() { return true; }
@@ -136,9 +140,9 @@ struct WeightedSum {
     make_reduction(self, weight, call.common, call.reduce, call.dtype, {}, keepdim);
   }
 
-  static void compute(const Call<int64_t>& call, const Tensor& self, const Tensor& weight, OptionalDims, bool keepdim,
-                      OptionalDtype, const Tensor& out, const Tuning& tuning) {
-    if (exact && out.is_floating_point()) return exact::sum_products(self, weight, call.reduce, keepdim, out);
+  void compute(const Call<int64_t>& call, const Tensor& self, const Tensor& weight, OptionalDims, bool keepdim, OptionalDtype,
+               const Tensor& out, const Tuning& tuning) const {
+    if (which.exact && out.is_floating_point()) return exact::sum_products(self, weight, call.reduce, keepdim, out);
     const Reduction r = make_reduction(self, weight, call.common, call.reduce, call.dtype, out, keepdim);
     if (r.problem.outputs == 0) return;
     if (r.problem.length == 0) {
@@ -157,7 +161,7 @@ struct WeightedSum {
 
 // A call that is only planned.
 Reduction planned(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
-  const auto call = WeightedSum<false>::check<int64_t>(self, weight, dim, keepdim, dtype, nullptr);
+  const auto call = WeightedSum::check<int64_t>(self, weight, dim, keepdim, dtype, nullptr);
   return make_reduction(self, weight, call.common, call.reduce, call.dtype, {}, keepdim);
 }
 
@@ -170,7 +174,7 @@ struct WeightedFacts {
   Sizes self_sizes, weight_sizes;
   at::ScalarType self_dtype = at::kFloat, weight_dtype = at::kFloat;
   Dims dims;
-  bool keepdim = false, needs_self = false, needs_weight = false;
+  bool keepdim = false, exact = false, needs_self = false, needs_weight = false;
 
   // Calls f with each member, in a fixed order.
   template <class Self, class F>
@@ -181,6 +185,7 @@ struct WeightedFacts {
     f(self.weight_dtype);
     f(self.dims);
     f(self.keepdim);
+    f(self.exact);
     f(self.needs_self);
     f(self.needs_weight);
   }
@@ -205,11 +210,14 @@ Tensor gradient(const Tensor& grad, const Tensor& other, const Sizes& sizes, at:
   return result.expand_symint(sizes);
 }
 
-template <bool exact>
+using Weighted = Plumbing<WeightedSum>;
+
 struct WeightedRule : RuleOf<WeightedFacts> {
   static constexpr std::array<bool, 2> kKept = {false, false};  // self and weight
 
-  static std::string name() { return std::string("gpureduce_") + WeightedSum<exact>::name() + "_backward"; }
+  static std::string name(const WeightedFacts& saved) {
+    return std::string("gpureduce_") + WeightedSum{{Operation::sum, saved.exact}}.name() + "_backward";
+  }
 
   static WeightedFacts asked(WeightedFacts saved, torch::autograd::Node& node) {
     saved.needs_self = saved.needs_self && node.task_should_compute_output(0);
@@ -227,30 +235,26 @@ struct WeightedRule : RuleOf<WeightedFacts> {
   }
 };
 
-template <bool exact>
-const auto& operator_of() {
-  return Plumbing<WeightedSum<exact>>::functional();
-}
-
 // The tangent of the result, from tangents of the inputs.
-template <bool exact>
-Tensor tangent(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, at::ScalarType dtype) {
+Tensor tangent(Which which, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, at::ScalarType dtype) {
   const Tensor &of_self = self._fw_grad(/*level=*/0), &of_weight = weight._fw_grad(/*level=*/0);
   Tensor change;
-  if (of_self.defined()) change = operator_of<exact>().call(of_self, weight._fw_primal(/*level=*/0), dim, keepdim, dtype);
+  if (of_self.defined())
+    change = Weighted::functional(which).call(of_self, weight._fw_primal(/*level=*/0), dim, keepdim, dtype);
   if (of_weight.defined()) {
-    const Tensor more = operator_of<exact>().call(self._fw_primal(/*level=*/0), of_weight, dim, keepdim, dtype);
+    const Tensor more = Weighted::functional(which).call(self._fw_primal(/*level=*/0), of_weight, dim, keepdim, dtype);
     change = change.defined() ? change + more : more;
   }
   return change;
 }
 
-template <bool exact>
-Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim,
-                             OptionalDtype dtype) {
-  return with_derivatives<WeightedRule<exact>>(
+Tensor reduce_differentiable(Which which, c10::DispatchKeySet keys, const Tensor& self, const Tensor& weight, OptionalDims dim,
+                             bool keepdim, OptionalDtype dtype) {
+  return with_derivatives<WeightedRule>(
       std::tie(self, weight),
-      [&] { return operator_of<exact>().redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype); },
+      [&] {
+        return Weighted::functional(which).redispatch(keys & c10::after_autograd_keyset, self, weight, dim, keepdim, dtype);
+      },
       [&] {
         return WeightedFacts{self.sym_sizes().vec(),
                              weight.sym_sizes().vec(),
@@ -258,20 +262,21 @@ Tensor reduce_differentiable(c10::DispatchKeySet keys, const Tensor& self, const
                              weight.scalar_type(),
                              dims_of(reduced_dims(dim, std::max(self.dim(), weight.dim()))),
                              keepdim,
+                             which.exact,
                              self.requires_grad(),
                              weight.requires_grad()};
       },
       [&](const Tensor&) {
         return std::array<Tensor, 2>{weight.requires_grad() ? self : Tensor(), self.requires_grad() ? weight : Tensor()};
       },
-      [&](const Tensor& result) { return tangent<exact>(self, weight, dim, keepdim, result.scalar_type()); });
+      [&](const Tensor& result) { return tangent(which, self, weight, dim, keepdim, result.scalar_type()); });
 }
 
-template <bool exact>
-Tensor reduce_batched(const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim, OptionalDtype dtype) {
+Tensor reduce_batched(Which which, const Tensor& self, const Tensor& weight, OptionalDims dim, bool keepdim,
+                      OptionalDtype dtype) {
   return batched_reduction(kName, std::array{self, weight}, dim, keepdim,
                            [&](const std::array<Tensor, 2>& inputs, OptionalDims dims, bool keeps) {
-                             return operator_of<exact>().call(inputs[0], inputs[1], dims, keeps, dtype);
+                             return Weighted::functional(which).call(inputs[0], inputs[1], dims, keeps, dtype);
                            });
 }
 
@@ -297,27 +302,15 @@ OptionalDtype dot_dtype(const Tensor& self, const Tensor& other, OptionalDtype d
   return dtype || !promotes ? dtype : OptionalDtype(gpureduce::result_type(Operation::sum, promoted, {}));
 }
 
-template <bool exact>
-Tensor dot(const Tensor& self, const Tensor& other, OptionalDtype dtype) {
-  return operator_of<exact>().call(self, other, std::nullopt, false, dot_dtype(self, other, dtype));
+Tensor dot(Which which, const Tensor& self, const Tensor& other, OptionalDtype dtype) {
+  return Weighted::functional(which).call(self, other, std::nullopt, false, dot_dtype(self, other, dtype));
 }
 
 // torch.dot's `out` must have the dtype of the result.
-template <bool exact>
-Tensor& dot_out(const Tensor& self, const Tensor& other, OptionalDtype dtype, Tensor& out) {
+Tensor& dot_out(Which which, const Tensor& self, const Tensor& other, OptionalDtype dtype, Tensor& out) {
   dtype = dot_dtype(self, other, dtype);
   check_out_dtype(out, result_type(self, other, dtype));
-  return Plumbing<WeightedSum<exact>>::out_variant().call(self, other, std::nullopt, false, dtype, out);
-}
-
-template <bool exact>
-void define(torch::Library& m) {
-  const std::string name = WeightedSum<exact>::name();
-  define_reduction_with_out<WeightedSum<exact>>(m);
-  put(m, Key::Autograd, name, &reduce_differentiable<exact>);
-  put(m, Key::FuncTorchBatched, name, &reduce_batched<exact>);
-  define_composite(m, exact ? exact_name("dot") : "dot", "(Tensor self, Tensor other, *, ScalarType? dtype=None", &dot<exact>,
-                   &dot_out<exact>);
+  return Weighted::out_variant(which).call(self, other, std::nullopt, false, dtype, out);
 }
 
 }  // namespace
@@ -327,8 +320,15 @@ void define(torch::Library& m) {
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
   using namespace gpureduce;
   using namespace gpureduce::weighted;
-  define<false>(m);
-  define<true>(m);
-  define_tuned<WeightedSum<false>>(m, "_weighted_sum", "Tensor");
+  for (const bool exact : {false, true}) {
+    const Which which(Operation::sum, exact);
+    const char* const name = WeightedSum{which}.name();
+    define_reduction_with_out<WeightedSum>(m, which);
+    put(m, Key::Autograd, name, kernel_of(which, &reduce_differentiable));
+    put(m, Key::FuncTorchBatched, name, kernel_of(which, &reduce_batched));
+    define_composite(m, exact ? exact_name("dot") : "dot", "(Tensor self, Tensor other, *, ScalarType? dtype=None",
+                     kernel_of(which, &dot), kernel_of(which, &dot_out));
+  }
+  define_tuned<WeightedSum>(m, "_weighted_sum", "Tensor");
   define_planning<planned>(m, "_weighted_sum", kArguments);
 }

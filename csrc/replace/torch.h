@@ -2,6 +2,10 @@
 // ours take, and the table of functions.
 #pragma once
 
+#include <ATen/CPUFunctions.h>
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/CUDAFunctions.h>
+#endif
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
@@ -21,48 +25,20 @@ using c10::DispatchKey;
 using Keys = c10::DispatchKeySet;
 
 // A kernel serves the CPU and CUDA. The dispatcher gives it the keys of a call, which say where it runs.
-//
-// Kernels are templates of `traced`: a compiler traces the call, and nothing runs. A traced call that is left to the original
-// returns an undefined tensor, and the compiler continues as without us.
 inline bool on_cuda(Keys keys) { return keys.has_backend(c10::BackendComponent::CUDABit); }
 
-// torch's own kernels, by name, called without the dispatcher.
+// torch's own kernels for the CPU and CUDA, which are called without the dispatcher. They have the arguments of ours: torch
+// calls them NAME, NAME_outf and NAME_, and adds _symint to a name where sizes may be symbols.
 #ifdef GPUREDUCE_WITH_CUDA
-#define GPUREDUCE_CALL(kernel)                \
-  if (on_cuda(keys)) return at::cuda::kernel; \
-  return at::cpu::kernel;
+#define GPUREDUCE_TORCH(name) at::cpu::name, at::cuda::name
 #else
-#define GPUREDUCE_CALL(kernel) return at::cpu::kernel;
+#define GPUREDUCE_TORCH(name) at::cpu::name, at::cpu::name
 #endif
-#define GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                          \
-  template <bool traced, class... Args>                               \
-  static auto call(Keys keys, const at::Tensor& self, Args... args) { \
-    using Result = decltype(at::cpu::name(self, args...));            \
-    if constexpr (traced) return Result();                            \
-    else {                                                            \
-      GPUREDUCE_CALL(name(self, args...))                             \
-    }                                                                 \
-  }
-#define GPUREDUCE_ORIGINAL(name)                                                             \
-  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                                       \
-  template <class... Args>                                                                   \
-  static at::Tensor& out(Keys keys, at::Tensor& out, const at::Tensor& self, Args... args) { \
-    GPUREDUCE_CALL(name##_out(out, self, args...))                                           \
-  }
-// These can write to their first argument.
-#define GPUREDUCE_ORIGINAL_INPLACE(name)                                          \
-  template <class... Args>                                                        \
-  static at::Tensor& in_place(Keys keys, at::Tensor& self, const Args&... args) { \
-    GPUREDUCE_CALL(name##_(self, args...))                                        \
-  }
-// These have two results.
-#define GPUREDUCE_ORIGINAL_PAIR(name)                                                                                       \
-  GPUREDUCE_ORIGINAL_WITHOUT_OUT(name)                                                                                      \
-  template <class... Args>                                                                                                  \
-  static std::tuple<at::Tensor&, at::Tensor&> out(Keys keys, at::Tensor& first, at::Tensor& second, const at::Tensor& self, \
-                                                  Args... args) {                                                           \
-    GPUREDUCE_CALL(name##_out(first, second, self, args...))                                                                \
-  }
+
+template <class Function>
+Function* original(Keys keys, Function* cpu, Function* cuda) {
+  return on_cuda(keys) ? cuda : cpu;
+}
 
 // The dtypes that both libraries reduce. torch does not sum float8, so there is no result dtype that ours could take over.
 inline bool is_common(at::ScalarType type) {
@@ -110,54 +86,124 @@ inline at::Tensor& write(at::Tensor& out, const at::Tensor& found) {
   return out.copy_(found);
 }
 
-// The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
-// schemas, which replace aten's in a compiler.
-struct Table {
-  torch::Library& library;
-  DispatchKey device = DispatchKey::Undefined;  // for tracing
-  torch::Library* above = nullptr;              // of the device's autograd
-  std::vector<std::string> traced = {};         // the operators for tracing
+// A function of torch in one of its forms. Function has:
+//
+// takes        torch's arguments -> whether ours takes the call. Other calls go to the original, which also raises the errors
+// ours<traced> (keys, torch's arguments) -> our result. traced: a compiler traces the call, and nothing runs
+//
+// A traced call that is left to the original returns an undefined tensor, and the compiler continues as without us.
+template <class Function, class Takes = decltype(Function::takes)>
+struct Form;
 
-  template <class Kernel, class Function>
-  void impl(const std::string& name, Kernel kernel, Function* for_tracing) {
-    impl_on_device(name, kernel);
-    impl_traced(name, for_tracing);
+// What such a Function refuses on the CPU, as an index out of range, it refuses before anything is written: then torch raises
+// its own error.
+struct Refusing {};
+
+template <class Function, class... Args>
+struct Form<Function, bool(Args...)> {
+  using Result = decltype(Function::template ours<false>(Keys(), std::declval<Args>()...));
+  using Original = Result(Args...);
+
+  template <Original* cpu, Original* cuda>
+  static Result call(Keys keys, Args... args) {
+    if (Function::takes(args...)) {
+      if constexpr (std::is_base_of_v<Refusing, Function>) {
+        try {
+          return Function::template ours<false>(keys, args...);
+        } catch (const c10::Error&) {
+          if (on_cuda(keys)) throw;
+        }
+      } else {
+        return Function::template ours<false>(keys, args...);
+      }
+    }
+    return original(keys, cpu, cuda)(std::forward<Args>(args)...);
   }
 
-  // `kernel` is a TORCH_FN. It has no state, so that a call in another thread may go on while the kernel is removed. Kernels
-  // that write to what they are given are of devices alone, since a traced graph has none left.
+  static Result traced(Keys keys, Args... args) {
+    if (!Function::takes(args...)) return Result();
+    return Function::template ours<true>(keys, args...);
+  }
+};
+
+// The form with out=, of a Function whose results have the dtype result(). Ours are copied.
+template <class Function, class Takes = decltype(Function::takes)>
+struct Into;
+template <class Function, class... Rest>
+struct Into<Function, bool(const at::Tensor&, Rest...)> : Function {
+  static bool takes(const at::Tensor& first, Rest... rest, at::Tensor& out) {
+    return Function::takes(first, rest...) && is_plain_out(out, first, Function::result(first, rest...));
+  }
+  template <bool traced>
+  static at::Tensor& ours(Keys keys, const at::Tensor& first, Rest... rest, at::Tensor& out) {
+    return write(out, Function::template ours<traced>(keys, first, rest...));
+  }
+};
+
+struct OfFirstDtype {
+  template <class... Rest>
+  static at::ScalarType result(const at::Tensor& first, const Rest&...) {
+    return first.scalar_type();
+  }
+};
+
+// The destination of a function's kernels: aten's table for a device; or, for tracing, operators of our own with aten's
+// schemas, which replace aten's in a compiler.
+class Table {
+ public:
+  explicit Table(torch::Library& library, DispatchKey device = DispatchKey::Undefined, torch::Library* above = nullptr)
+      : device(device), library_(library), above_(above) {}
+
+  const DispatchKey device;         // Undefined for tracing
+  std::vector<std::string> traced;  // the operators for tracing
+
+  template <class Function, typename Form<Function>::Original* cpu, typename Form<Function>::Original* cuda>
+  void impl(const std::string& name) {
+    impl_on_device<Function, cpu, cuda>(name);
+    impl_traced<Function>(name);
+  }
+
+  // Kernels that write to what they are given are of devices alone, since a traced graph has none left.
+  template <class Function, typename Form<Function>::Original* cpu, typename Form<Function>::Original* cuda>
+  void impl_on_device(const std::string& name) {
+    put_on_device(name, TORCH_FN((Form<Function>::template call<cpu, cuda>)));
+  }
+
+  // `kernel` is a TORCH_FN. It has no state, so that a call in another thread may go on while the kernel is removed.
   template <class Kernel>
-  void impl_on_device(const std::string& name, Kernel kernel) {
-    if (device != DispatchKey::Undefined) library.impl(name.c_str(), kernel);
+  void put_on_device(const std::string& name, Kernel kernel) {
+    if (device != DispatchKey::Undefined) put(library_, device, name, kernel);
   }
 
   template <class Function>
-  void impl_traced(const std::string& name, Function* function) {
-    if (device != DispatchKey::Undefined) return;
-    const size_t dot = std::min(name.find('.'), name.size());
-    const std::string overload = name.substr(std::min(dot + 1, name.size()));
-    const auto aten =
-        c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
-    library.def(aten.schema().cloneWithName("gpureduce::_traced_" + name.substr(0, dot), overload));
-    composite(library, "_traced_" + name, function);
-    traced.push_back(name);
+  void impl_traced(const std::string& name) {
+    put_traced(name, Form<Function>::traced);
+  }
+
+  template <class Kernel>
+  void put_traced(const std::string& name, Kernel* kernel) {
+    if (device == DispatchKey::Undefined) composite(library_, define_traced(name), kernel);
   }
 
   // A kernel that calls differentiable operators, for a function that torch composes of others.
   template <class Kernel>
   void impl_composed(const char* name, Kernel kernel) {
-    library.impl(name, kernel);
-    above->impl(name, kernel);
+    library_.impl(name, kernel);
+    above_->impl(name, kernel);
   }
+
+ private:
+  // Defines our operator for an operator of aten, and returns its name.
+  std::string define_traced(const std::string& name);
+
+  torch::Library& library_;
+  torch::Library* above_;  // of the device's autograd
 };
 
 // --- functions ------------------------------------------------------------------------------------------------------------
 
 using Register = void (*)(Table&);
 using Functions = std::map<std::string, Register>;  // by the names that users give
-
-// A row of Functions, of a function register_NAME(Table&).
-#define GPUREDUCE_FUNCTION(name) {#name, register_##name},
 
 // What adds by index.
 Functions functions_by_index();

@@ -4,33 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <ATen/WrapDimUtilsMulti.h>
-#include <ATen/ops/_embedding_bag_backward_cpu_dispatch.h>
-#include <ATen/ops/_embedding_bag_cpu_dispatch.h>
-#include <ATen/ops/_embedding_bag_dense_backward_cpu_dispatch.h>
-#include <ATen/ops/_embedding_bag_forward_only_cpu_dispatch.h>
-#include <ATen/ops/_embedding_bag_per_sample_weights_backward_cpu_dispatch.h>
-#include <ATen/ops/_index_put_impl_cpu_dispatch.h>
-#include <ATen/ops/bincount_cpu_dispatch.h>
-#include <ATen/ops/embedding_dense_backward_cpu_dispatch.h>
-#include <ATen/ops/index_add_cpu_dispatch.h>
-#include <ATen/ops/index_reduce_cpu_dispatch.h>
-#include <ATen/ops/scatter_add_cpu_dispatch.h>
-#include <ATen/ops/scatter_reduce_cpu_dispatch.h>
-
-#ifdef GPUREDUCE_WITH_CUDA
-#include <ATen/ops/_embedding_bag_backward_cuda_dispatch.h>
-#include <ATen/ops/_embedding_bag_cuda_dispatch.h>
-#include <ATen/ops/_embedding_bag_dense_backward_cuda_dispatch.h>
-#include <ATen/ops/_embedding_bag_forward_only_cuda_dispatch.h>
-#include <ATen/ops/_embedding_bag_per_sample_weights_backward_cuda_dispatch.h>
-#include <ATen/ops/_index_put_impl_cuda_dispatch.h>
-#include <ATen/ops/bincount_cuda_dispatch.h>
-#include <ATen/ops/embedding_dense_backward_cuda_dispatch.h>
-#include <ATen/ops/index_add_cuda_dispatch.h>
-#include <ATen/ops/index_reduce_cuda_dispatch.h>
-#include <ATen/ops/scatter_add_cuda_dispatch.h>
-#include <ATen/ops/scatter_reduce_cuda_dispatch.h>
-#endif
 
 #include <optional>
 #include <tuple>
@@ -47,31 +20,6 @@ namespace {
 using at::Tensor;
 using Indices = c10::List<OptionalTensor>;
 using Sizes = c10::SymDimVector;
-
-struct torch_index_add {
-  GPUREDUCE_ORIGINAL(index_add)
-  GPUREDUCE_ORIGINAL_INPLACE(index_add)
-};
-struct torch_scatter_add {
-  GPUREDUCE_ORIGINAL(scatter_add)
-  GPUREDUCE_ORIGINAL_INPLACE(scatter_add)
-};
-struct torch_index_reduce {
-  GPUREDUCE_ORIGINAL(index_reduce)
-  GPUREDUCE_ORIGINAL_INPLACE(index_reduce)
-};
-struct torch_scatter_reduce {
-  GPUREDUCE_ORIGINAL(scatter_reduce)
-  GPUREDUCE_ORIGINAL_INPLACE(scatter_reduce)
-};
-struct torch_index_put { GPUREDUCE_ORIGINAL_INPLACE(_index_put_impl) };
-struct torch_embedding_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(embedding_dense_backward_symint) };
-struct torch_bag { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag) };
-struct torch_bag_alone { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag_forward_only) };
-struct torch_bag_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag_backward_symint) };
-struct torch_bag_dense_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag_dense_backward_symint) };
-struct torch_bag_weights_backward { GPUREDUCE_ORIGINAL_WITHOUT_OUT(_embedding_bag_per_sample_weights_backward) };
-struct torch_bincount { GPUREDUCE_ORIGINAL_WITHOUT_OUT(bincount_symint) };
 
 // --- what is taken ----------------------------------------------------------------------------------------------------------
 
@@ -103,22 +51,6 @@ bool is_apart(const Tensor& written, const Tensor& read) {
 template <class... Read>
 bool is_writable(const Tensor& written, const Tensor& like, const Read&... read) {
   return is_plain_out(written, like, like.scalar_type()) && (is_apart(written, read) && ...);
-}
-
-// Calls ours, below autograd. What it refuses on the CPU, as an index out of range, it refuses before anything is written: then
-// torch raises its own error.
-template <bool traced, class Ours, class Otherwise>
-decltype(auto) checked(Keys keys, Ours ours, Otherwise otherwise) {
-  if constexpr (!traced) {
-    try {
-      return ours();
-    } catch (const c10::Error&) {
-      if (on_cuda(keys)) throw;
-    }
-    return otherwise();
-  } else {
-    return ours();
-  }
 }
 
 // --- few entries ------------------------------------------------------------------------------------------------------------
@@ -163,46 +95,44 @@ auto reducing(std::string_view reduce, bool include_self) {
 
 // --- kernels ----------------------------------------------------------------------------------------------------------------
 
-// The kernels of a function that adds to its first argument. Function has:
+// A function that adds to its first argument. Function has:
 //
-// Torch          the originals
 // ours           (self, rest...) -> the result
 // takes          (self, rest...) -> whether it is ours
 // has_few        (self, rest...) -> whether there are few entries
 // few<in_place>  (self, rest...) -> the result if there are few
 // reads          (rest...) -> the tensors that are read, which may not be where the result is written
+template <class Function, class Takes = std::remove_pointer_t<std::decay_t<decltype(Function::takes)>>>
+struct Adding;
 template <class Function, class... Rest>
-struct Adding {
-  using Torch = typename Function::Torch;
-
+struct Adding<Function, bool(const Tensor&, Rest...)> : Refusing {
+  static bool takes(const Tensor& self, Rest... rest) { return Function::takes(self, rest...); }
   template <bool traced>
-  static Tensor functional(Keys keys, const Tensor& self, Rest... rest) {
-    const auto otherwise = [&] { return Torch::template call<traced>(keys, self, rest...); };
-    if (!Function::takes(self, rest...)) return otherwise();
-    return checked<traced>(keys, [&] { return ours(self, rest...); }, otherwise);
-  }
-  static Tensor& in_place(Keys keys, Tensor& self, Rest... rest) {
-    const auto otherwise = [&]() -> Tensor& { return Torch::in_place(keys, self, rest...); };
-    if (!Function::takes(self, rest...) || !may_write(self, self, rest...)) return otherwise();
-    return checked<false>(
-        keys,
-        [&]() -> Tensor& {
-          if (Function::has_few(self, rest...)) Function::template few<true>(self, rest...);
-          else self.copy_(Function::ours(self, rest...));
-          return self;
-        },
-        otherwise);
-  }
-  static Tensor& out(Keys keys, const Tensor& self, Rest... rest, Tensor& out) {
-    const auto otherwise = [&]() -> Tensor& { return Torch::out(keys, out, self, rest...); };
-    if (!Function::takes(self, rest...) || !may_write(out, self, rest...)) return otherwise();
-    return checked<false>(keys, [&]() -> Tensor& { return write(out, ours(self, rest...)); }, otherwise);
-  }
-
- private:
-  static Tensor ours(const Tensor& self, const Rest&... rest) {
+  static Tensor ours(Keys, const Tensor& self, Rest... rest) {
     return Function::has_few(self, rest...) ? Function::template few<false>(self, rest...) : Function::ours(self, rest...);
   }
+
+  struct InPlace : Refusing {
+    static bool takes(Tensor& self, Rest... rest) { return Function::takes(self, rest...) && may_write(self, self, rest...); }
+    template <bool traced>
+    static Tensor& ours(Keys, Tensor& self, Rest... rest) {
+      if (Function::has_few(self, rest...)) Function::template few<true>(self, rest...);
+      else self.copy_(Function::ours(self, rest...));
+      return self;
+    }
+  };
+
+  struct Out : Refusing {
+    static bool takes(const Tensor& self, Rest... rest, Tensor& out) {
+      return Function::takes(self, rest...) && may_write(out, self, rest...);
+    }
+    template <bool traced>
+    static Tensor& ours(Keys keys, const Tensor& self, Rest... rest, Tensor& out) {
+      return write(out, Adding::template ours<traced>(keys, self, rest...));
+    }
+  };
+
+ private:
   static bool may_write(const Tensor& written, const Tensor& self, const Rest&... rest) {
     return std::apply([&](const auto&... read) { return is_writable(written, self, read...); }, Function::reads(rest...));
   }
@@ -229,8 +159,6 @@ Tensor few_rows(const Tensor& self, int64_t dim, const Tensor& index, const Tens
 }
 
 struct IndexAdd {
-  using Torch = torch_index_add;
-
   static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, const at::Scalar& alpha) {
     return are_rows(self, dim, index, source) && is_factor(alpha, self.scalar_type());
   }
@@ -255,7 +183,6 @@ struct IndexAdd {
     });
   }
 };
-using IndexAddKernels = Adding<IndexAdd, int64_t, const Tensor&, const Tensor&, const at::Scalar&>;
 
 // --- scatter_add ------------------------------------------------------------------------------------------------------------
 
@@ -292,8 +219,6 @@ Tensor few_elements(const Tensor& self, int64_t dim, const Tensor& index, const 
 }
 
 struct ScatterAdd {
-  using Torch = torch_scatter_add;
-
   static constexpr auto takes = are_elements;
   static constexpr auto ours = indexed::scatter_add;
   static bool has_few(const Tensor& self, int64_t, const Tensor& index, const Tensor&) {
@@ -305,7 +230,6 @@ struct ScatterAdd {
   }
   static auto reads(int64_t, const Tensor& index, const Tensor& src) { return std::tie(index, src); }
 };
-using ScatterAddKernels = Adding<ScatterAdd, int64_t, const Tensor&, const Tensor&>;
 
 // --- index_reduce and scatter_reduce ----------------------------------------------------------------------------------------
 
@@ -316,8 +240,6 @@ bool is_reduction(const Tensor& self, std::string_view reduce, bool has_sum) {
 }
 
 struct IndexReduce {
-  using Torch = torch_index_reduce;
-
   static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source, std::string_view reduce, bool) {
     return is_reduction(self, reduce, /*has_sum=*/false) && are_rows(self, dim, index, source);
   }
@@ -334,11 +256,8 @@ struct IndexReduce {
     return std::tie(index, source);
   }
 };
-using IndexReduceKernels = Adding<IndexReduce, int64_t, const Tensor&, const Tensor&, std::string_view, bool>;
 
 struct ScatterReduce {
-  using Torch = torch_scatter_reduce;
-
   static bool takes(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src, std::string_view reduce, bool) {
     return is_reduction(self, reduce, /*has_sum=*/true) && are_elements(self, dim, index, src);
   }
@@ -353,7 +272,6 @@ struct ScatterReduce {
   }
   static auto reads(int64_t, const Tensor& index, const Tensor& src, std::string_view, bool) { return std::tie(index, src); }
 };
-using ScatterReduceKernels = Adding<ScatterReduce, int64_t, const Tensor&, const Tensor&, std::string_view, bool>;
 
 // --- index_put --------------------------------------------------------------------------------------------------------------
 
@@ -520,7 +438,7 @@ struct IndexPut {
 
   static Tensor& in_place(Keys keys, Tensor& self, const Indices& indices, const Tensor& values, bool accumulate, bool unsafe) {
     const auto otherwise = [&]() -> Tensor& {
-      return torch_index_put::in_place(keys, self, indices, values, accumulate, unsafe);
+      return original(keys, GPUREDUCE_TORCH(_index_put_impl_))(self, indices, values, accumulate, unsafe);
     };
     const Tensor here = values.dim() == 0 && values.is_cpu() ? values.to(self.device()) : values;
     if (!takes(self, indices, here, accumulate) || !is_writable(self, self, values)) return otherwise();
@@ -528,14 +446,14 @@ struct IndexPut {
       if (one && one->defined() && !is_apart(self, *one)) return otherwise();
     const auto flat = flattened<false>(self, indices, here, unsafe && !self.is_cpu());
     if (!flat) return otherwise();
-    return checked<false>(
-        keys,
-        [&]() -> Tensor& {
-          if (has_few(*flat)) few<true>(self, *flat);
-          else flat->view.copy_(added(*flat));
-          return self;
-        },
-        otherwise);
+    try {
+      if (has_few(*flat)) few<true>(self, *flat);
+      else flat->view.copy_(added(*flat));
+      return self;
+    } catch (const c10::Error&) {  // as Refusing
+      if (on_cuda(keys)) throw;
+    }
+    return otherwise();
   }
 
   // For tracing, where a graph has no in-place operators left. The result lies in memory as torch's does.
@@ -555,8 +473,8 @@ struct IndexPut {
 
 // --- the gradient of an embedding -------------------------------------------------------------------------------------------
 
-struct Embedding {
-  static bool takes(const Tensor& grad, const Tensor& indices, const c10::SymInt& num_weights, bool scale_grad_by_freq) {
+struct Embedding : Refusing {
+  static bool takes(const Tensor& grad, const Tensor& indices, c10::SymInt num_weights, c10::SymInt, bool scale_grad_by_freq) {
     if (scale_grad_by_freq || !is_pair(grad, grad) || !at::isFloatingType(grad.scalar_type())) return false;
     if (!is_index(indices, grad.device()) || grad.dim() != indices.dim() + 1) return false;
     for (int64_t d = 0; d < indices.dim(); ++d)
@@ -565,24 +483,14 @@ struct Embedding {
   }
 
   // Entries of the padding are sorted behind all rows, where nobody reads them.
-  static Tensor ours(const Tensor& grad, const Tensor& indices, const c10::SymInt& num_weights,
-                     const c10::SymInt& padding_idx) {
+  template <bool traced>
+  static Tensor ours(Keys, const Tensor& grad, const Tensor& indices, c10::SymInt num_weights, c10::SymInt padding_idx, bool) {
     const bool pads = TORCH_GUARD_OR_TRUE(padding_idx.sym_ge(0));
     Tensor rows = indices.reshape(-1);
     if (pads) rows = at::where(rows.eq(padding_idx), num_weights, rows);
     const auto [order, ends] = index_plan_operator().call(rows, pads ? num_weights + 1 : num_weights);
     const Tensor offsets = pads ? ends.slice_symint(0, 0, num_weights + 1) : ends;
     return gathered::along(grad.reshape_symint({rows.sym_size(0), grad.sym_size(-1)}), {}, {order, offsets, {}}, {}, 0, {});
-  }
-
-  template <bool traced>
-  static Tensor backward(Keys keys, const Tensor& grad, const Tensor& indices, c10::SymInt num_weights, c10::SymInt padding_idx,
-                         bool scale_grad_by_freq) {
-    const auto otherwise = [&] {
-      return torch_embedding_backward::call<traced>(keys, grad, indices, num_weights, padding_idx, scale_grad_by_freq);
-    };
-    if (!takes(grad, indices, num_weights, scale_grad_by_freq)) return otherwise();
-    return checked<traced>(keys, [&] { return ours(grad, indices, num_weights, padding_idx); }, otherwise);
   }
 };
 
@@ -591,29 +499,30 @@ struct Embedding {
 // Sums and means. Largest rows stay torch's, which are exact in any order; their gradient is a sum. Beside the result there are
 // the number of each entry's bag, and how many entries each bag has without the padding: all that backward passes need, torch's
 // own, too.
-struct EmbeddingBag {
-  enum Mode : int64_t { kSum, kMean, kMax };
-  using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+enum BagMode : int64_t { kSum, kMean, kMax };
 
-  template <bool traced>
-  static bool takes(const Tensor& weight, const Tensor& indices, const Tensor& offsets, int64_t mode,
-                    const OptionalTensor& per_sample_weights, bool include_last_offset) {
+struct EmbeddingBag : Refusing {
+  static bool takes(const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool, int64_t mode, bool,
+                    const OptionalTensor& per_sample_weights, bool include_last_offset, int64_t) {
     if (mode != kSum && mode != kMean) return false;
     if (!is_pair(weight, weight) || !at::isFloatingType(weight.scalar_type()) || weight.dim() != 2) return false;
     if (!is_index(indices, weight.device()) || indices.dim() != 1) return false;
     if (!is_index(offsets, weight.device()) || offsets.dim() != 1 || offsets.scalar_type() != indices.scalar_type())
       return false;
     if (include_last_offset && same(offsets.sym_size(0), 1)) return false;
-    if (per_sample_weights && per_sample_weights->defined()) {
-      const Tensor& factor = *per_sample_weights;
-      if (mode != kSum || factor.scalar_type() != weight.scalar_type() || !is_plain(factor, weight.device())) return false;
-      if (factor.dim() != 1 || !same(factor.sym_size(0), indices.sym_size(0))) return false;
-    }
-    return traced || !offsets.is_cpu() || offsets.select(0, 0).item<int64_t>() == 0;  // of others torch raises an error
+    if (!per_sample_weights || !per_sample_weights->defined()) return true;
+    const Tensor& factor = *per_sample_weights;
+    return mode == kSum && factor.scalar_type() == weight.scalar_type() && is_plain(factor, weight.device()) &&
+           factor.dim() == 1 && same(factor.sym_size(0), indices.sym_size(0));
   }
 
-  static Results ours(const Tensor& weight, const Tensor& indices, const Tensor& offsets, int64_t mode,
-                      const OptionalTensor& per_sample_weights, bool include_last_offset, int64_t padding) {
+  template <bool traced>
+  static std::tuple<Tensor, Tensor, Tensor, Tensor> ours(Keys, const Tensor& weight, const Tensor& indices,
+                                                         const Tensor& offsets, bool, int64_t mode, bool,
+                                                         const OptionalTensor& per_sample_weights, bool include_last_offset,
+                                                         int64_t padding) {
+    if (!traced && offsets.is_cpu())
+      TORCH_CHECK(offsets.select(0, 0).item<int64_t>() == 0, "embedding_bag(): offsets: the first is not 0");
     const OptionalTensor factor = per_sample_weights && per_sample_weights->defined() ? per_sample_weights : OptionalTensor();
     const bool pads = padding >= 0;
     const Tensor found = indexed::embedding_bag(indices, weight, offsets, mode == kSum ? "sum" : "mean", factor,
@@ -633,23 +542,11 @@ struct EmbeddingBag {
     }
     return {found.contiguous(), bag, sizes, sizes.clone()};
   }
+};
 
-  template <class Torch, bool traced>
-  static Results forward(Keys keys, const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool scale_grad_by_freq,
-                         int64_t mode, bool sparse, const OptionalTensor& per_sample_weights, bool include_last_offset,
-                         int64_t padding_idx) {
-    const auto otherwise = [&] {
-      return Torch::template call<traced>(keys, weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
-                                          include_last_offset, padding_idx);
-    };
-    if (!takes<traced>(weight, indices, offsets, mode, per_sample_weights, include_last_offset)) return otherwise();
-    return checked<traced>(
-        keys, [&] { return ours(weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding_idx); },
-        otherwise);
-  }
-
-  // The gradient of the table. On a GPU torch's sizes are as many as the offsets, with include_last_offset one more than the
-  // bags.
+// The gradient of the table. On a GPU torch's sizes are as many as the offsets, with include_last_offset one more than the
+// bags.
+struct BagBackward : Refusing {
   static bool takes_gradient(const Tensor& grad, const Tensor& indices, const Tensor& bag, const Tensor& sizes,
                              const c10::SymInt& rows, bool scale_grad_by_freq) {
     return !scale_grad_by_freq && is_pair(grad, grad) && at::isFloatingType(grad.scalar_type()) && grad.dim() == 2 &&
@@ -677,114 +574,115 @@ struct EmbeddingBag {
                            given.scalar_type());
   }
 
+  static bool takes(const Tensor& grad, const Tensor& indices, const Tensor&, const Tensor& bag, const Tensor& sizes,
+                    const Tensor&, c10::SymInt rows, bool scale_grad_by_freq, int64_t, bool sparse, const OptionalTensor&,
+                    int64_t) {
+    return !sparse && takes_gradient(grad, indices, bag, sizes, rows, scale_grad_by_freq);
+  }
   template <bool traced>
-  static Tensor dense_backward(Keys keys, const Tensor& grad, const Tensor& indices, const Tensor& bag, const Tensor& sizes,
-                               const Tensor& largest, c10::SymInt rows, bool scale_grad_by_freq, int64_t mode,
-                               const OptionalTensor& per_sample_weights, int64_t padding_idx) {
-    const auto otherwise = [&] {
-      return torch_bag_dense_backward::call<traced>(keys, grad, indices, bag, sizes, largest, rows, scale_grad_by_freq, mode,
-                                                    per_sample_weights, padding_idx);
-    };
-    if (!takes_gradient(grad, indices, bag, sizes, rows, scale_grad_by_freq)) return otherwise();
-    return checked<traced>(
-        keys, [&] { return gradient(grad, indices, bag, sizes, largest, rows, mode, per_sample_weights, padding_idx); },
-        otherwise);
+  static Tensor ours(Keys, const Tensor& grad, const Tensor& indices, const Tensor&, const Tensor& bag, const Tensor& sizes,
+                     const Tensor& largest, c10::SymInt rows, bool, int64_t mode, bool,
+                     const OptionalTensor& per_sample_weights, int64_t padding) {
+    return gradient(grad, indices, bag, sizes, largest, rows, mode, per_sample_weights, padding);
   }
 
-  template <bool traced>
-  static Tensor backward(Keys keys, const Tensor& grad, const Tensor& indices, const Tensor& offsets, const Tensor& bag,
-                         const Tensor& sizes, const Tensor& largest, c10::SymInt rows, bool scale_grad_by_freq, int64_t mode,
-                         bool sparse, const OptionalTensor& per_sample_weights, int64_t padding_idx) {
-    const auto otherwise = [&] {
-      return torch_bag_backward::call<traced>(keys, grad, indices, offsets, bag, sizes, largest, rows, scale_grad_by_freq, mode,
-                                              sparse, per_sample_weights, padding_idx);
-    };
-    if (sparse || !takes_gradient(grad, indices, bag, sizes, rows, scale_grad_by_freq)) return otherwise();
-    return checked<traced>(
-        keys, [&] { return gradient(grad, indices, bag, sizes, largest, rows, mode, per_sample_weights, padding_idx); },
-        otherwise);
-  }
+  struct Dense : Refusing {
+    static bool takes(const Tensor& grad, const Tensor& indices, const Tensor& bag, const Tensor& sizes, const Tensor&,
+                      c10::SymInt rows, bool scale_grad_by_freq, int64_t, const OptionalTensor&, int64_t) {
+      return takes_gradient(grad, indices, bag, sizes, rows, scale_grad_by_freq);
+    }
+    template <bool traced>
+    static Tensor ours(Keys, const Tensor& grad, const Tensor& indices, const Tensor& bag, const Tensor& sizes,
+                       const Tensor& largest, c10::SymInt rows, bool, int64_t mode, const OptionalTensor& per_sample_weights,
+                       int64_t padding) {
+      return gradient(grad, indices, bag, sizes, largest, rows, mode, per_sample_weights, padding);
+    }
+  };
+};
 
-  // The gradient of the weights: dot products of rows of the table and gradients of bags.
+// The gradient of the weights: dot products of rows of the table and gradients of bags.
+struct BagWeightsBackward : Refusing {
+  static bool takes(const Tensor& grad, const Tensor& weight, const Tensor& indices, const Tensor&, const Tensor& bag,
+                    int64_t mode, int64_t) {
+    return mode == kSum && is_pair(grad, weight) && at::isFloatingType(grad.scalar_type()) && grad.dim() == 2 &&
+           is_index(indices, grad.device()) && is_index(bag, grad.device()) && same(bag.sym_size(0), indices.sym_size(0));
+  }
   template <bool traced>
-  static Tensor weights_backward(Keys keys, const Tensor& grad, const Tensor& weight, const Tensor& indices,
-                                 const Tensor& offsets, const Tensor& bag, int64_t mode, int64_t padding_idx) {
-    const auto otherwise = [&] {
-      return torch_bag_weights_backward::call<traced>(keys, grad, weight, indices, offsets, bag, mode, padding_idx);
+  static Tensor ours(Keys, const Tensor& grad, const Tensor& weight, const Tensor& indices, const Tensor&, const Tensor& bag,
+                     int64_t, int64_t padding) {
+    const auto rows = [](const Tensor& table, const Tensor& numbers) {
+      return gathered::along(table, {}, {numbers, {}, {}}, {}, 0, table.scalar_type());
     };
-    if (mode != kSum || !is_pair(grad, weight) || !at::isFloatingType(grad.scalar_type()) || grad.dim() != 2 ||
-        !is_index(indices, grad.device()) || !is_index(bag, grad.device()) || !same(bag.sym_size(0), indices.sym_size(0)))
-      return otherwise();
-    const auto dots = [&] {
-      const auto rows = [](const Tensor& table, const Tensor& numbers) {
-        return gathered::along(table, {}, {numbers, {}, {}}, {}, 0, table.scalar_type());
-      };
-      return weighted_sum_operator()
-          .call(rows(weight, indices), rows(grad, bag), at::IntArrayRef(1), false, grad.scalar_type())
-          .masked_fill(indices.eq(padding_idx), 0);
-    };
-    return checked<traced>(keys, dots, otherwise);
+    return weighted_sum_operator()
+        .call(rows(weight, indices), rows(grad, bag), at::IntArrayRef(1), false, grad.scalar_type())
+        .masked_fill(indices.eq(padding), 0);
   }
 };
 
 // --- bincount ---------------------------------------------------------------------------------------------------------------
 
-Tensor bincount(Keys keys, const Tensor& self, const OptionalTensor& weights, c10::SymInt minlength) {
-  const bool taken = weights && weights->defined() && at::isIntegralType(self.scalar_type(), /*includeBool=*/false) &&
-                     is_result(self.scalar_type(), self.device()) && is_plain(self, self.device()) &&
-                     is_plain(*weights, self.device()) && self.dim() == 1 && weights->dim() == 1 &&
-                     same(self.sym_size(0), weights->sym_size(0)) && !is_empty(self) &&
-                     is_result(weights->scalar_type(), self.device()) && !at::isComplexType(weights->scalar_type());
-  const auto otherwise = [&] { return torch_bincount::call<false>(keys, self, weights, minlength); };
-  return taken ? checked<false>(keys, [&] { return indexed::bincount(self, weights, minlength); }, otherwise) : otherwise();
-}
-
-// --- tables -----------------------------------------------------------------------------------------------------------------
-
-template <class Kernels>
-void register_forms(Table& m, const char* functional, const char* out, const char* in_place) {
-  m.impl(functional, TORCH_FN(Kernels::template functional<false>), Kernels::template functional<true>);
-  m.impl_on_device(out, TORCH_FN(Kernels::out));
-  m.impl_on_device(in_place, TORCH_FN(Kernels::in_place));
-}
-void register_index_add(Table& m) { register_forms<IndexAddKernels>(m, "index_add", "index_add.out", "index_add_"); }
-void register_scatter_add(Table& m) { register_forms<ScatterAddKernels>(m, "scatter_add", "scatter_add.out", "scatter_add_"); }
-void register_index_reduce(Table& m) {
-  register_forms<IndexReduceKernels>(m, "index_reduce", "index_reduce.out", "index_reduce_");
-}
-void register_scatter_reduce(Table& m) {
-  register_forms<ScatterReduceKernels>(m, "scatter_reduce.two", "scatter_reduce.two_out", "scatter_reduce_.two");
-}
-void register_index_put(Table& m) {
-  m.impl_traced("index_put", IndexPut::functional);
-  m.impl_on_device("_index_put_impl_", TORCH_FN(IndexPut::in_place));
-}
-void register_embedding(Table& m) {
-  m.impl("embedding_dense_backward", TORCH_FN(Embedding::backward<false>), Embedding::backward<true>);
-}
-void register_embedding_bag(Table& m) {
-  using Bag = EmbeddingBag;
-  m.impl("_embedding_bag", TORCH_FN((Bag::forward<torch_bag, false>)), Bag::forward<torch_bag, true>);
-  m.impl("_embedding_bag_forward_only", TORCH_FN((Bag::forward<torch_bag_alone, false>)), Bag::forward<torch_bag_alone, true>);
-  m.impl("_embedding_bag_backward", TORCH_FN(Bag::backward<false>), Bag::backward<true>);
-  m.impl("_embedding_bag_dense_backward", TORCH_FN(Bag::dense_backward<false>), Bag::dense_backward<true>);
-  m.impl("_embedding_bag_per_sample_weights_backward", TORCH_FN(Bag::weights_backward<false>), Bag::weights_backward<true>);
-}
-// Its size depends on data: what is compiled calls torch's operator, and so the kernel that it has then.
-void register_bincount(Table& m) { m.impl_on_device("bincount", TORCH_FN(bincount)); }
-
-#define GPUREDUCE_BY_INDEX(X) \
-  X(index_add)                \
-  X(scatter_add)              \
-  X(index_reduce)             \
-  X(scatter_reduce)           \
-  X(index_put)                \
-  X(embedding)                \
-  X(embedding_bag)            \
-  X(bincount)
+struct Bincount : Refusing {
+  static bool takes(const Tensor& self, const OptionalTensor& weights, c10::SymInt) {
+    return weights && weights->defined() && at::isIntegralType(self.scalar_type(), /*includeBool=*/false) &&
+           is_result(self.scalar_type(), self.device()) && is_plain(self, self.device()) && is_plain(*weights, self.device()) &&
+           self.dim() == 1 && weights->dim() == 1 && same(self.sym_size(0), weights->sym_size(0)) && !is_empty(self) &&
+           is_result(weights->scalar_type(), self.device()) && !at::isComplexType(weights->scalar_type());
+  }
+  template <bool traced>
+  static Tensor ours(Keys, const Tensor& self, const OptionalTensor& weights, c10::SymInt minlength) {
+    return indexed::bincount(self, weights, minlength);
+  }
+};
 
 }  // namespace
 
-Functions functions_by_index() { return {GPUREDUCE_BY_INDEX(GPUREDUCE_FUNCTION)}; }
+// --- the table ------------------------------------------------------------------------------------------------------------
+
+Functions functions_by_index() {
+  return {
+      {"index_add",
+       [](Table& m) {
+         m.impl<Adding<IndexAdd>, GPUREDUCE_TORCH(index_add)>("index_add");
+         m.impl_on_device<Adding<IndexAdd>::Out, GPUREDUCE_TORCH(index_add_outf)>("index_add.out");
+         m.impl_on_device<Adding<IndexAdd>::InPlace, GPUREDUCE_TORCH(index_add_)>("index_add_");
+       }},
+      {"scatter_add",
+       [](Table& m) {
+         m.impl<Adding<ScatterAdd>, GPUREDUCE_TORCH(scatter_add)>("scatter_add");
+         m.impl_on_device<Adding<ScatterAdd>::Out, GPUREDUCE_TORCH(scatter_add_outf)>("scatter_add.out");
+         m.impl_on_device<Adding<ScatterAdd>::InPlace, GPUREDUCE_TORCH(scatter_add_)>("scatter_add_");
+       }},
+      {"index_reduce",
+       [](Table& m) {
+         m.impl<Adding<IndexReduce>, GPUREDUCE_TORCH(index_reduce)>("index_reduce");
+         m.impl_on_device<Adding<IndexReduce>::Out, GPUREDUCE_TORCH(index_reduce_outf)>("index_reduce.out");
+         m.impl_on_device<Adding<IndexReduce>::InPlace, GPUREDUCE_TORCH(index_reduce_)>("index_reduce_");
+       }},
+      {"scatter_reduce",
+       [](Table& m) {
+         m.impl<Adding<ScatterReduce>, GPUREDUCE_TORCH(scatter_reduce)>("scatter_reduce.two");
+         m.impl_on_device<Adding<ScatterReduce>::Out, GPUREDUCE_TORCH(scatter_reduce_outf)>("scatter_reduce.two_out");
+         m.impl_on_device<Adding<ScatterReduce>::InPlace, GPUREDUCE_TORCH(scatter_reduce_)>("scatter_reduce_.two");
+       }},
+      {"index_put",
+       [](Table& m) {
+         m.put_on_device("_index_put_impl_", TORCH_FN(IndexPut::in_place));
+         m.put_traced("index_put", IndexPut::functional);
+       }},
+      {"embedding",
+       [](Table& m) { m.impl<Embedding, GPUREDUCE_TORCH(embedding_dense_backward_symint)>("embedding_dense_backward"); }},
+      {"embedding_bag",
+       [](Table& m) {
+         m.impl<EmbeddingBag, GPUREDUCE_TORCH(_embedding_bag)>("_embedding_bag");
+         m.impl<EmbeddingBag, GPUREDUCE_TORCH(_embedding_bag_forward_only)>("_embedding_bag_forward_only");
+         m.impl<BagBackward, GPUREDUCE_TORCH(_embedding_bag_backward_symint)>("_embedding_bag_backward");
+         m.impl<BagBackward::Dense, GPUREDUCE_TORCH(_embedding_bag_dense_backward_symint)>("_embedding_bag_dense_backward");
+         m.impl<BagWeightsBackward, GPUREDUCE_TORCH(_embedding_bag_per_sample_weights_backward)>(
+             "_embedding_bag_per_sample_weights_backward");
+       }},
+      // Its size depends on data: what is compiled calls torch's operator, and so the kernel that it has then.
+      {"bincount", [](Table& m) { m.impl_on_device<Bincount, GPUREDUCE_TORCH(bincount_symint)>("bincount"); }},
+  };
+}
 
 }  // namespace gpureduce::replacing
