@@ -9,21 +9,27 @@ Where torch cuts this graph in two, it keeps what a call reads, and computes aga
 needs less memory. It is told that ours are fused.
 
 There torch also looks for kept tensors that share no memory with a result, and lets the backward pass write over them.
-It goes by the graph's fake tensors. A pass that takes away a copy, such as the one in ``torch.stack([y])``, leaves the
-fake tensors of the copy's views as they were: the result seems to lie in the copy, and lies in y. In our graphs, fake
-tensors are computed again where a pass changed what they are made of.
+It goes by the graph's fake tensors. A pass that takes away a copy, such as the one in ``torch.stack([y])``, or makes
+one of two equal calls, leaves the fake tensors of views as they were: the result seems to lie in the copy, and lies in
+y. In our graphs, fake tensors of views are computed again where they do not lie in what they are views of. And
+Inductor may compute the parts of a concatenation where they end up, so that kept parts lie in the kept whole, or in a
+result: in our graphs no backward pass writes over them.
 """
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import partitioners
+from torch._functorch._aot_autograd import graph_compile
+from torch._guards import detect_fake_mode
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes import joint_graph
-from torch._inductor.fx_utils import FakeTensorUpdater
+from torch._inductor.fx_utils import get_fake_args_kwargs, get_storage
 
 from . import _lowerings
 from ._lowerings import OPERATORS
@@ -51,17 +57,41 @@ def install() -> None:
         try:
             if not _in_ours:
                 return given_passes(gm, *args, **others)
-            values, _kept = FakeTensorUpdater(gm.graph), [(node.args, node.kwargs) for node in gm.graph.nodes]
             found = given_passes(gm, *args, **others)
-            values.incremental_update()  # it knows arguments by their addresses: they are kept until here
             for node in _nodes(found):
                 node.meta[_MARK] = True
+            _correct_views(found.graph)
         finally:
             _in_ours = before
         return found
 
     entry.extra_check = lambda match: given_check(match) and not (_in_ours and _rounds(**match.kwargs))
     compile_fx._recursive_joint_graph_passes = passes
+
+    given_merge = partitioners.fx_graph_cse
+
+    @functools.wraps(given_merge)
+    def merge(graph: Any) -> Any:
+        found = given_merge(graph)
+        if any(_MARK in node.meta for node in found.nodes):
+            _correct_views(found)
+        return found
+
+    partitioners.fx_graph_cse = merge
+
+    given_donated = graph_compile.collect_bw_donated_buffer_idxs
+
+    @functools.wraps(given_donated)
+    def donated(forward: Any, backward: Any, facts: Any) -> list[int]:
+        found = given_donated(forward, backward, facts)
+        joined = _joined(forward.graph)
+        if not joined or not any(_MARK in node.meta for node in forward.graph.nodes):
+            return found
+        kept = forward.graph.output_node().args[0][facts.tensors_saved_for_backwards_slice]
+        first = facts.num_symints_saved_for_bw  # they come before what is kept
+        return [k for k in found if _memory(kept[k - first].meta.get("val")) not in joined]
+
+    graph_compile.collect_bw_donated_buffer_idxs = donated
 
     given_list = partitioners.get_default_op_list
 
@@ -74,6 +104,45 @@ def install() -> None:
         return dataclasses.replace(found, fusible_ops=found.fusible_ops | ours)
 
     partitioners.get_default_op_list = op_list
+
+
+def _correct_views(graph: Any) -> None:
+    """Computes fake tensors of views again that do not lie in the memory of what they are views of."""
+    for node in graph.nodes:
+        base = _viewed(node)
+        if base is None or (memory := _memory(base.meta.get("val"))) is None:
+            continue
+        if _memory(node.meta.get("val")) == memory:
+            continue
+        valid, args, kwargs = get_fake_args_kwargs(node)
+        if not valid:
+            continue
+        mode = detect_fake_mode([base.meta["val"]])
+        with mode, enable_python_dispatcher(), mode.shape_env.ignore_fresh_unbacked_symbols():
+            node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _joined(graph: Any) -> set[Any]:
+    """The memory of what is concatenated, and of its parts."""
+    joins = [node for node in graph.nodes if node.target == torch.ops.aten.cat.default]
+    return {_memory(each.meta.get("val")) for node in joins for each in (node, *node.all_input_nodes)}
+
+
+def _viewed(node: Any) -> Any:
+    """The node whose memory the results of another one lie in, or None."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        return node.args[0] if _viewed(node.args[0]) else None
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view:
+        return None
+    return next(iter(node.all_input_nodes), None)
+
+
+def _memory(value: Any) -> Any:
+    """What tells the memory of a fake tensor, or of the first of several, from others; or None."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return get_storage(first) if isinstance(first, torch.Tensor) and first.layout == torch.strided else None
 
 
 def _rounds(arg: Any, dtype1: torch.dtype, dtype2: torch.dtype) -> bool:
