@@ -224,6 +224,7 @@ ALLOWED = [  # what stands in such a line, and why it may
     "itemsize()",  # integers of the host, here and below
     "known.size()",
     "nbytes()",
+    "number / 2",
     "*some <= *all / 8",
     "watch.spent",  # a time
 ]
