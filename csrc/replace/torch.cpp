@@ -94,9 +94,9 @@ struct ReducedInto {
 
 // The norms that we have; other orders are left to torch.
 std::optional<Operation> norm_of(const at::Scalar& ord) {
-  if (!ord.isComplex())
-    for (const Power& power : kPowers)
-      if (power.ord == ord.toDouble()) return power.norm;
+  const double given = ord.isComplex() ? std::numeric_limits<double>::quiet_NaN() : ord.toDouble();
+  for (const Power& power : kPowers)
+    if (power.ord == given) return power.norm;
   return {};
 }
 struct Norm {
