@@ -16,6 +16,7 @@ Inductor may compute the parts of a concatenation where they end up, so that kep
 result: in our graphs no backward pass writes over them.
 """
 
+import contextlib
 import dataclasses
 import functools
 import operator
@@ -30,6 +31,7 @@ from torch._guards import detect_fake_mode
 from torch._inductor import compile_fx
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.fx_utils import get_fake_args_kwargs, get_storage
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import _lowerings
 from ._lowerings import OPERATORS
@@ -73,7 +75,7 @@ def install() -> None:
     @functools.wraps(given_merge)
     def merge(graph: Any) -> Any:
         found = given_merge(graph)
-        if any(_MARK in node.meta for node in found.nodes):
+        if _is_marked(found):
             _correct_views(found)
         return found
 
@@ -85,7 +87,7 @@ def install() -> None:
     def donated(forward: Any, backward: Any, facts: Any) -> list[int]:
         found = given_donated(forward, backward, facts)
         joined = _joined(forward.graph)
-        if not joined or not any(_MARK in node.meta for node in forward.graph.nodes):
+        if not joined or not _is_marked(forward.graph):
             return found
         kept = forward.graph.output_node().args[0][facts.tensors_saved_for_backwards_slice]
         first = facts.num_symints_saved_for_bw  # they come before what is kept
@@ -118,7 +120,8 @@ def _correct_views(graph: Any) -> None:
         if not valid:
             continue
         mode = detect_fake_mode([base.meta["val"]])
-        with mode, enable_python_dispatcher(), mode.shape_env.ignore_fresh_unbacked_symbols():
+        sizes = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext()
+        with mode, enable_python_dispatcher(), sizes:
             node.meta["val"] = node.target(*args, **kwargs)
 
 
@@ -142,7 +145,7 @@ def _viewed(node: Any) -> Any:
 def _memory(value: Any) -> Any:
     """What tells the memory of a fake tensor, or of the first of several, from others; or None."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
-    return get_storage(first) if isinstance(first, torch.Tensor) and first.layout == torch.strided else None
+    return get_storage(first) if isinstance(first, FakeTensor) and first.layout == torch.strided else None
 
 
 def _rounds(arg: Any, dtype1: torch.dtype, dtype2: torch.dtype) -> bool:
@@ -157,6 +160,11 @@ def _rounds(arg: Any, dtype1: torch.dtype, dtype2: torch.dtype) -> bool:
 def has_ours(gm: Any) -> bool:
     """True if Inductor has a form for one of its operators that is ours, or for one in its forward pass."""
     return gm is not None and any(node.target in OPERATORS or _MARK in node.meta for node in _nodes(gm))
+
+
+def _is_marked(graph: Any) -> bool:
+    """True if a graph is ours, or a part of one."""
+    return any(_MARK in node.meta for node in graph.nodes)
 
 
 def _nodes(gm: Any) -> Iterator[Any]:
