@@ -75,17 +75,13 @@ Tensor counts_of(const Targets& targets, const Tensor& weight, at::ScalarType dt
 // The weights of classes beside logits, whose classes are dim d.
 Tensor beside(const Tensor& weight, const Tensor& logits, int64_t d, at::ScalarType dtype) {
   const Tensor wide = weight.to(dtype);
-  c10::SymInt rows = 1;
   c10::SmallVector<c10::SymInt, kCommonRank> alone(logits.dim(), 1), others;
   alone[d] = wide.sym_size(0);
-  for (int64_t k = 0; k < logits.dim(); ++k) {
-    if (k == d) continue;
-    rows *= logits.sym_size(k);
-    others.push_back(logits.sym_size(k));
-  }
+  for (int64_t k = 0; k < logits.dim(); ++k)
+    if (k != d) others.push_back(logits.sym_size(k));
   if (!wide.requires_grad()) return wide.view_symint(alone);
   // Each row reads the same weights, so that their gradient is a sum by index: torch's of a broadcast adds in no fixed order.
-  const Tensor zeros = at::zeros_symint({rows}, wide.options().dtype(at::kInt).requires_grad(false));
+  const Tensor zeros = at::zeros_symint(others, wide.options().dtype(at::kInt)).reshape(-1);
   others.push_back(wide.sym_size(0));
   return gathered::along(wide.unsqueeze(0), {}, {zeros, {}, {}}, {}, 0, dtype).view_symint(others).movedim(-1, d);
 }
@@ -513,10 +509,8 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
     if (smoothing > 0) share = multiplied(share, number_like(1 - smoothing, share)) + share_of_each(smoothing, classes, share);
     if (of_class.defined()) share = share * of_class;
     const Tensor losses = -total(softmax_operator<true>().call(input, d, computed) * share, d).squeeze(d);
-    c10::SymInt rows = 1;
-    for (int64_t k = 0; k < input.dim(); ++k)
-      if (k != d) rows *= input.sym_size(k);
-    return reduced(with_shift(losses, {}), divisor_or(at::scalar_tensor(rows, losses.options())), reduction, dtype);
+    return reduced(with_shift(losses, {}), divisor_or(at::scalar_tensor(losses.sym_numel(), losses.options())), reduction,
+                   dtype);
   }
 
   const Tensor found = std::get<0>(log_prob_operator().call(logits, target, d, ignore_index));  // refuses wrong targets
