@@ -68,7 +68,7 @@ def nearest(value, name):
 
 
 def parts_of(x):
-    """A finite float as (m, e), of which it is m * 2**e; an integer likewise."""
+    """A finite float as (m, e), with the value m * 2**e; an integer likewise."""
     if isinstance(x, int):
         return x, 0
     mantissa, exponent = math.frexp(x)
@@ -76,7 +76,7 @@ def parts_of(x):
 
 
 def total_of(parts):
-    """The sum of m * 2**e over (m, e), as a fraction: those of one e are added first."""
+    """The sum of m * 2**e over (m, e), as a fraction: numbers of one e are added first."""
     sums = {}
     for mantissa, exponent in parts:
         sums[exponent] = sums.get(exponent, 0) + mantissa

@@ -93,7 +93,7 @@ def moe_plan(experts: Tensor, size: int | SymInt, *, drops: bool = False) -> Moe
 
     Returns:
         A :class:`MoePlan` with new tensors on the device of ``experts``. Rows of one expert stay in the order of the
-        tokens. There are as many rows as choices: those of dropped choices come after all experts' rows. It is not
+        tokens. There are as many rows as choices: dropped choices have theirs after all experts' rows. It is not
         differentiable. The same experts give the same plan on every device.
 
     It is one sort of the experts' numbers, by counting, as :func:`index_plan` says; what else it needs are a few passes
@@ -213,7 +213,7 @@ def moe_combine(
             been dropped, and counts as if it were not there.
         weights: floating, of the shape (*tokens, k): a number that each row is multiplied by. Weights of choices that
             are dropped are not read. Beside a DTensor it is one.
-        dtype: the dtype of the result. By default it is that of ``rows``, whatever ``weights`` have.
+        dtype: the dtype of the result. By default the dtype of ``rows``, whatever ``weights`` have.
 
     Returns:
         A tensor of shape (*tokens, ...). The sum of no rows is 0.

@@ -35,8 +35,8 @@ struct TableFacts {
 // Small floats as float32, others unchanged: twice a half may overflow a half.
 at::Tensor widened(const at::Tensor& x) { return x.to(at::toOpMathType(x.scalar_type())); }
 
-// The gradient of the input, rounded once to `dtype`. `grad` and `result` have the reduced dims. Where a norm is 0, so is the
-// gradient, as in torch. Elements are divided by the norm first: the quotient is at most 1, and cannot overflow.
+// The gradient of the input, rounded once to `dtype`. `grad` and `result` have the reduced dims. The gradient of a norm
+// of 0 is 0, as in torch. Elements are divided by the norm first: the quotient is at most 1, and cannot overflow.
 at::Tensor gradient_of(Operation op, const at::Tensor& grad, const at::Tensor& self, const at::Tensor& result, const Dims& dims,
                        at::ScalarType dtype) {
   const bool complex = self.is_complex();
