@@ -418,15 +418,19 @@ def compiled(group):
     if not inside(mesh):
         return
 
-    def function(x, y, w, i, j, scores):
-        rows = torch_reduce.embedding(j, x)
-        added = torch_reduce.index_add(x, 0, i, y)
-        combined = torch_reduce.moe_combine(y, plan, scores)
-        return torch_reduce.index_sum(y * 2, i, SIZE, weight=w) + added, rows, combined
+    def made(plan):
+        def function(x, y, w, i, j, scores):
+            rows = torch_reduce.embedding(j, x)
+            added = torch_reduce.index_add(x, 0, i, y)
+            combined = torch_reduce.moe_combine(y, plan, scores)
+            return torch_reduce.index_sum(y * 2, i, SIZE, weight=w) + added, rows, combined
 
-    plan = torch_reduce.moe_plan(LISTS["routes"](), SIZE)
+        return function
+
+    routes = LISTS["routes"]()
+    function = made(torch_reduce.moe_plan(routes.to(here()), SIZE))
     weight, square, scores = TENSORS["weight"]("float32"), LISTS["square"](), TENSORS["head"]("float32")
-    wanted = function(*tensors, weight, *lists, square, scores)
+    wanted = made(torch_reduce.moe_plan(routes, SIZE))(*tensors, weight, *lists, square, scores)
     given = [*(cut(x, mesh, [S1]) for x in tensors), cut(weight, mesh, [R])]
     given += [cut(one, mesh, [R]) for one in (*lists, square, scores)]
     for backend in ("eager", "aot_eager"):

@@ -317,6 +317,8 @@ def widened(group):
 
 
 def test_autocast(world):
+    if world.kind == "mixed":
+        pytest.skip("torch widens a softmax on GPUs alone")
     world.run(3, widened)
 
 
@@ -379,11 +381,8 @@ def several_dims(group):
             cuts = [view.shape[dim] * r // world for r in range(world + 1)]
             wanted = function(view, view.shape[1:])
             local = shard(view, dim, cuts, rank)
-            local = (
-                local
-                if here().type == "cpu"
-                else torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=here()).copy_(local)
-            )
+            memory = local.new_empty(0).set_(local.untyped_storage()).to(here())
+            local = memory.as_strided(local.shape, local.stride(), local.storage_offset())
             got = function(Shard(local, dim, group), view.shape[1:])
             per_rank(wanted, got, dim, cuts, rank, f"{function.__name__} of {tuple(view.shape)} {view.stride()}, {dim}")
 

@@ -132,6 +132,8 @@ def layer(group, x, weight):
 
 def test_row_parallel(world):
     """A layer has the same bits on 1, 2, 3, 4 and 6 ranks, forward and backward."""
+    if world.kind == "mixed":
+        pytest.skip("torch's products differ on CPUs and GPUs")
     x, weight = data((7, 5 * LEAVES), "float32"), data((LEAVES, 5, 8), "float32", seed=1)
     (wanted,) = world.run(1, layer, x, weight)
     for size in (2, 3, 4, 6):

@@ -1,6 +1,8 @@
 """replace() of what adds by index: the bits of an independent model, torch's values, and all that stays torch's."""
 
+import contextlib
 import itertools
+import re
 import subprocess
 import sys
 import warnings
@@ -439,10 +441,16 @@ def test_values(call, name, device):
         pytest.skip("torch has none")
     x, y = numbers((4, 6), dtype, 1, device), numbers((4, 500), dtype, 2, device)
     i, j = problem((500,), 6, 3, device), problem((4, 500), 6, 4, device)
+    # torch's kernels for GPUs do not reduce bools and complex numbers, and ours only add them.
+    odd = dtype.is_complex or dtype == torch.bool
+    if device == "cuda" and odd and re.search(r"reduce_?, (amax|amin|prod)", call):
+        for context in (contextlib.nullcontext(), replaced(device)):
+            with context, pytest.raises(NotImplementedError, match="not implemented for"):
+                CALLS[call](x, y, i, j)
+        return
     with replaced(device):
         found = CALLS[call](x, y, i, j)
-    # torch's kernels for GPUs do not reduce bools and complex numbers.
-    there = "cpu" if "reduce" in call and (dtype == torch.bool or dtype.is_complex) else device
+    there = "cpu" if "reduce" in call and odd else device
     x, y, i, j = (each.to(there) for each in (x, y, i, j))
     original, found = CALLS[call](x, y, i, j), found.to(there)
     assert (found.dtype, found.stride()) == (original.dtype, original.stride())
