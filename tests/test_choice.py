@@ -123,8 +123,9 @@ def test_a_choice_on_another(choice):
         text = stump("splits", 1.5, left, right).replace("tree 3", f"on {known}\ntree 3")
         best = int((guesses + torch.where(few, left, right)).argmin())
         assert plan(choice=choice(text)) == json.loads(OPS._plan(*ROWS, f"candidate={best}", ""))
-    with pytest.raises(RuntimeError, match="features: expected"):
-        OPS._guesses(rows[:, 1:], known)
+    for wrong in (rows[:, 1:], rows.to("meta")):  # their elements are read on the CPU
+        with pytest.raises(RuntimeError, match="features: expected"):
+            OPS._guesses(wrong, known)
 
 
 def made_up_times(best, count=150):
