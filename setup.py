@@ -123,6 +123,7 @@ TOGETHER = (
         "core/torch/inspect",
         "ranks/torch",
         "ranks/torch_nodes",
+        "ranks/torch_symmetric",
         "core/torch/errors",
     ),
 )

@@ -152,8 +152,10 @@ def traffic(group, work, *args):
     """The bytes that this rank sends to other ranks, and how many messages that are, by collective."""
     import torch.distributed as dist
 
+    from torch_reduce.distributed._symmetric import Memory
+
     sent = {"all_to_all": [0, 0], "all_gather": [0, 0]}
-    exchange, gather = dist.all_to_all_single, dist.all_gather_into_tensor
+    exchange, gather, own = dist.all_to_all_single, dist.all_gather_into_tensor, Memory.gather
 
     def count_exchange(output, input, received, parts, **kwargs):
         rank = dist.get_rank(kwargs["group"])
@@ -167,9 +169,14 @@ def traffic(group, work, *args):
         sent["all_gather"][1] += 1
         return gather(output, input, **kwargs)
 
-    dist.all_to_all_single, dist.all_gather_into_tensor = count_exchange, count_gather
+    def count_own(memory, mine):
+        sent["all_gather"][0] += mine.nbytes * (len(memory.parts) - 1)
+        sent["all_gather"][1] += 1
+        return own(memory, mine)
+
+    dist.all_to_all_single, dist.all_gather_into_tensor, Memory.gather = count_exchange, count_gather, count_own
     try:
         work(group, *args)
     finally:
-        dist.all_to_all_single, dist.all_gather_into_tensor = exchange, gather
+        dist.all_to_all_single, dist.all_gather_into_tensor, Memory.gather = exchange, gather, own
     return sent

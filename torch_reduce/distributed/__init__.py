@@ -28,7 +28,7 @@ from .. import _arguments, _family, _operations, _segment, _sum
 from .. import _variance as _variances
 from .. import _weighted as _products
 from .._graphs import between_graphs
-from . import _leaves, _messages, _rank_plan
+from . import _leaves, _messages, _rank_plan, _symmetric
 from . import _rows as _rows  # what functions do with a Shard: it enters by itself
 from ._shard import Shard
 
@@ -522,6 +522,12 @@ class Work:
 def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool, exact: bool = False) -> Work | None:
     """Every rank adds one piece of all tensors, and gives it to the others."""
     world, rank = _messages.place("all_reduce", group)
+    if memory := _lent(tensor, group, averages, async_op, exact):
+        flat = _flat(tensor)
+        memory.add(flat, flat, averages, False)
+        if not _is_plain(tensor):
+            tensor.detach().copy_(flat.view(tensor.shape))
+        return None
     cuts = _rank_plan.even(tensor.numel(), world)
     counts = [b - a for a, b in pairwise(cuts)]
 
@@ -541,6 +547,13 @@ def _reduce_scatter(
 ) -> Work | None:
     """Every rank adds its piece of all inputs."""
     world, _ = _messages.place("reduce_scatter", group)
+    if memory := _lent(input, group, averages, async_op, exact):
+        plain = _is_plain(output)
+        piece = output.detach().view(-1) if plain else output.new_empty(output.numel())
+        memory.add(_flat(input), piece, averages, True)
+        if not plain:
+            output.detach().copy_(piece.view(output.shape))
+        return None
     counts = [output.numel()] * world
 
     def rest(received: Tensor) -> None:
@@ -553,12 +566,28 @@ def _begin(
     tensor: Tensor, sent: list[int], counts: list[int], group: Any, rest: Callable[[Tensor], None], async_op: bool
 ) -> Work | None:
     """Exchanges the elements of a tensor, and does the `rest` with what comes: now, or when the work is waited for."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    begun, received = _messages.exchange(flat, sent, counts, group, later=async_op)
+    begun, received = _messages.exchange(_flat(tensor), sent, counts, group, later=async_op)
     if async_op:
         return Work(begun, received, rest)
     rest(received)
     return None
+
+
+def _lent(tensor: Tensor, group: Any, averages: bool, async_op: bool, exact: bool) -> _symmetric.Memory | None:
+    """The memory through which the ranks' GPUs add a tensor themselves; None if it goes through the group's backend.
+
+    An asynchronous call does: its exchange begins beside the current stream.
+    """
+    if not tensor.is_cuda or async_op or exact or _messages.traced(tensor):
+        return None
+    if _messages.backends_of(group).get("cuda") != "nccl" or not _symmetric.adds(tensor.dtype, averages):
+        return None
+    return _symmetric.lent(group, tensor.device)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements in their order: in the tensor's own memory if it is plain."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def _is_plain(tensor: Tensor) -> bool:

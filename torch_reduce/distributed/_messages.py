@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from . import _symmetric
+
 _ops = torch.ops.gpureduce
 _functional = torch.ops._c10d_functional
 
@@ -117,10 +119,14 @@ def gather(mine: Tensor, counts: list[int], group: Any, into: Tensor | None = No
     They are written `into` a tensor, if there is one: then all counts are the same.
     """
     longest = max(counts)
+    memory = _symmetric.known(group, mine.device)
     padded = torch.cat([mine, mine.new_empty(longest - len(mine))]) if len(mine) < longest else mine.contiguous()
     if traced(mine):
         rows = _functional.all_gather_into_tensor(bytes_of(padded), len(counts), group.group_name)
         rows = _functional.wait_tensor(rows).view(mine.dtype).view(len(counts), longest)
+    elif memory and 0 < padded.nbytes <= _symmetric.MOST_GATHERED:
+        rows = memory.gather(bytes_of(padded)).view(mine.dtype).view(len(counts), longest)
+        rows = rows if into is None else into.view(len(counts), longest).copy_(rows)
     else:
         rows = mine.new_empty(len(counts), longest) if into is None else into.view(len(counts), longest)
         dist.all_gather_into_tensor(bytes_of(rows.view(-1)), bytes_of(padded), group=group)
@@ -217,9 +223,7 @@ class Agreements:
         mine = self._notices.get(call)
         if mine is None:
             return False
-        table = mine.new_empty(dist.get_world_size(group) * _NOTICE)
-        dist.all_gather_into_tensor(table, mine, group=group)
-        _ops._expect_agreement(table, mine, self._report)
+        _ops._expect_agreement(gather(mine, [_NOTICE] * dist.get_world_size(group), group), mine, self._report)
         return True
 
     def raise_late(self, rank: int) -> None:

@@ -1,0 +1,346 @@
+// Sums over ranks by kernels that write into the memory of other GPUs: what is exchanged is added as it arrives.
+//
+// Two ranks, Adding::all, 20,000 bytes: a tile has 8,192, so there are 3 tiles, and 3 blocks take one each. Block 1 of rank 0
+// writes its bytes 8,192 to 16,383 into a slot in rank 1's memory, and then the number 1 into rank 1's word "block 1 has this
+// many tiles of rank 0". It waits until its own word says that rank 1's tile has arrived here, adds the two tiles, rank 0's
+// first, and writes the sum. A block with several tiles sends the next one before it waits.
+//
+// No message says that a slot may be written again. A block has four slots for each rank, and takes them in turn. Before it
+// sends its tile k, it has waited for the others' tiles up to k - 2. Each other rank had read all tiles up to k - 4 when it
+// sent its tile k - 2. So the slot of tile k - 4 is free. The numbers of tiles go on from call to call.
+#include "symmetric.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "../core/numeric/finish.h"
+#include "agreement.h"
+
+// As in expect_agreement.cu.
+extern "C" __host__ __device__ void __assert_fail(const char* assertion, const char* file, unsigned int line,
+                                                  const char* function) noexcept __attribute__((__noreturn__));
+
+namespace gpureduce::cuda {
+
+namespace {
+
+constexpr int kThreads = 512, kVectorBytes = 16;
+constexpr int kStep = kThreads * kVectorBytes;  // bytes between the vectors of a thread
+constexpr int kChannels = kMostBlocks;          // of sums. One more channel gathers.
+constexpr int kStages = 4;
+
+// The most vectors of a thread in a tile: all ranks' slots together have about as many bytes for any number of ranks.
+__host__ __device__ constexpr int most_vectors(int ranks) { return ranks <= 2 ? 2 : 1; }
+
+// A rank's memory, in this order.
+struct Memory {
+  uint32_t done[kChannels + 1];                           // tiles that this rank's block has taken
+  alignas(128) uint32_t sent[kChannels + 1][kMostPeers];  // tiles that have arrived, by the rank that has sent them
+  alignas(128) uint32_t given[kChannels][kMostPeers];     // sums that have arrived
+  alignas(128) char messages[kStages][kMostPeers][kMostGathered];
+};
+
+// After it: kChannels x kStages x ranks slots for tiles, and as many for sums.
+__host__ __device__ constexpr int64_t slots_of(int ranks) { return int64_t{kChannels} * kStages * ranks; }
+
+__device__ Memory* memory_of(const Peers& peers, int rank) { return reinterpret_cast<Memory*>(peers.memory[rank]); }
+
+// The slot in `rank`'s memory for the tile `number` of a channel from rank `from`; or for its sum.
+template <int slot_bytes>
+__device__ char* slot(const Peers& peers, int rank, int channel, uint32_t number, int from, bool is_sum) {
+  const int64_t place = (int64_t{channel} * kStages + number % kStages) * peers.ranks + from;
+  return peers.memory[rank] + sizeof(Memory) + ((is_sum ? slots_of(peers.ranks) : 0) + place) * slot_bytes;
+}
+
+// All that a thread has seen or written before, also through a barrier of its block, is seen by who reads the word.
+__device__ void publish(uint32_t* word, uint32_t number) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(number) : "memory");
+}
+__device__ uint32_t read(const uint32_t* word) {
+  uint32_t number;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(number) : "l"(word) : "memory");
+  return number;
+}
+__device__ int64_t nanoseconds() {
+  int64_t time;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+  return time;
+}
+
+__device__ __noinline__ void give_up(const Peers& peers, int rank) {
+  char text[200];
+  Line line{text};
+  line.add("torch_reduce.distributed: rank ", 100);
+  line.add(peers.rank);
+  line.add(" has waited ", 100);
+  line.add(peers.patience / 1'000'000'000);
+  line.add(" seconds for rank ", 100);
+  line.add(rank);
+  *line.to = '\0';
+  __assert_fail(text, "csrc/ranks/symmetric.cu", __LINE__, "await");
+}
+
+// Waits for what a word counts; numbers wrap.
+__device__ void await(const uint32_t* word, uint32_t number, const Peers& peers, int rank) {
+  const int64_t begin = nanoseconds();
+  for (int tries = 1; static_cast<int32_t>(read(word) - number) < 0; ++tries) {
+    if (tries % 1024 == 0 && nanoseconds() - begin > peers.patience) give_up(peers, rank);
+  }
+}
+
+// A block of a channel. `words` are `sent` or `given`: each thread below the number of ranks speaks to one of them.
+template <class Words>
+__device__ void publish_to_all(const Peers& peers, Words words, int channel, uint32_t number) {
+  const int rank = static_cast<int>(threadIdx.x);
+  __syncthreads();
+  if (rank < peers.ranks && rank != peers.rank) publish(&(memory_of(peers, rank)->*words)[channel][peers.rank], number);
+}
+template <class Words>
+__device__ void await_all(const Peers& peers, Words words, int channel, uint32_t number) {
+  const int rank = static_cast<int>(threadIdx.x);
+  if (rank < peers.ranks && rank != peers.rank)
+    await(&(memory_of(peers, peers.rank)->*words)[channel][rank], number, peers, rank);
+  __syncthreads();
+}
+
+// 16 bytes of elements, of which `left` bytes count, at any address.
+template <class T>
+union Vector {
+  uint4 whole;
+  T at[kVectorBytes / sizeof(T)];
+};
+template <class T>
+__device__ Vector<T> load(const char* from, int64_t left) {
+  Vector<T> vector{uint4{}};
+  if (left >= kVectorBytes && reinterpret_cast<uintptr_t>(from) % kVectorBytes == 0) {
+    vector.whole = *reinterpret_cast<const uint4*>(from);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kVectorBytes / static_cast<int>(sizeof(T)); ++k) {
+      if (k * static_cast<int>(sizeof(T)) < left) vector.at[k] = reinterpret_cast<const T*>(from)[k];
+    }
+  }
+  return vector;
+}
+template <class T>
+__device__ void store(char* to, int64_t left, const Vector<T>& vector) {
+  if (left >= kVectorBytes && reinterpret_cast<uintptr_t>(to) % kVectorBytes == 0) {
+    *reinterpret_cast<uint4*>(to) = vector.whole;
+  } else {
+#pragma unroll
+    for (int k = 0; k < kVectorBytes / static_cast<int>(sizeof(T)); ++k) {
+      if (k * static_cast<int>(sizeof(T)) < left) reinterpret_cast<T*>(to)[k] = vector.at[k];
+    }
+  }
+}
+
+// Ranks 5: (0 + 1) + (2 + 3) is joined to 4.
+template <class T, class Acc, int kRanks>
+__device__ Vector<T> joined(const Vector<T> (&rows)[kRanks], int ranks, bool averages) {
+  Vector<T> sum;
+#pragma unroll
+  for (int k = 0; k < kVectorBytes / static_cast<int>(sizeof(T)); ++k) {
+    Acc values[kRanks];
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) values[r] = addend<Acc>(rows[r].at[k]);
+#pragma unroll
+    for (int step = 1; step < kRanks; step *= 2) {
+#pragma unroll
+      for (int r = 0; r + step < kRanks; r += 2 * step) {
+        if (r + step < ranks) values[r] = values[r] + values[r + step];
+      }
+    }
+    if constexpr (std::is_floating_point_v<Acc>) {
+      if (averages) values[0] = quotient(values[0], ranks);
+    }
+    sum.at[k] = result<T>(values[0]);
+  }
+  return sum;
+}
+
+struct Args {
+  const char* in;
+  char* out;
+  int64_t bytes;  // of a piece, if scattered, and otherwise of all
+  int64_t tiles;
+  int64_t tile_step, rank_step;  // bytes between what a rank adds of one tile and of the next one; between ranks in one tile
+  Adding adding;
+  bool averages;
+  int vectors;  // of a thread in a tile
+  Peers peers;
+
+  // The first byte of what `rank` adds of a tile, and how many follow.
+  __device__ int64_t place(int64_t tile, int rank) const { return tile * tile_step + rank * rank_step; }
+  __device__ int64_t left(int64_t tile, int rank) const {
+    return bytes - (adding == Adding::scattered ? tile * tile_step : place(tile, rank));
+  }
+};
+
+// kRanks: at most so many.
+template <class T, class Acc, int kRanks>
+__global__ void __launch_bounds__(kThreads) add(const __grid_constant__ Args args) {
+  const Peers& peers = args.peers;
+  const int channel = static_cast<int>(blockIdx.x), me = peers.rank;
+  const int first_byte = static_cast<int>(threadIdx.x) * kVectorBytes;
+  constexpr int kVectors = most_vectors(kRanks), kSlotBytes = kVectors * kStep;
+
+  const auto send = [&](int64_t tile, uint32_t number) {
+#pragma unroll
+    for (int k = 0; k < kRanks; ++k) {  // each rank begins with another one
+      const int rank = me + k + 1 < peers.ranks ? me + k + 1 : me + k + 1 - peers.ranks;
+      if (k + 1 >= peers.ranks) break;
+      const char* from = args.in + args.place(tile, rank) + first_byte;
+      const int64_t left = args.left(tile, rank) - first_byte;
+      char* to = slot<kSlotBytes>(peers, rank, channel, number, me, false) + first_byte;
+      Vector<T> vectors[kVectors];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (v < args.vectors) vectors[v] = load<T>(from + v * kStep, left - v * kStep);
+      }
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (v < args.vectors && left > v * kStep) *reinterpret_cast<uint4*>(to + v * kStep) = vectors[v].whole;
+      }
+    }
+    publish_to_all(peers, &Memory::sent, channel, number + 1);
+  };
+
+  const auto join = [&](int64_t tile, uint32_t number) {
+    await_all(peers, &Memory::sent, channel, number + 1);
+    const int64_t left = args.left(tile, me) - first_byte;
+    const char* own = args.in + args.place(tile, me) + first_byte;
+    char* to = args.out + (args.adding == Adding::scattered ? tile * args.tile_step : args.place(tile, me)) + first_byte;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (v >= args.vectors || left <= v * kStep) break;
+      Vector<T> rows[kRanks];
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        if (r == me) rows[r] = load<T>(own + v * kStep, left - v * kStep);
+        else if (r < peers.ranks)
+          rows[r].whole = __ldcg(
+              reinterpret_cast<const uint4*>(slot<kSlotBytes>(peers, me, channel, number, r, false) + first_byte + v * kStep));
+        else rows[r].whole = uint4{};
+      }
+      const Vector<T> sum = joined<T, Acc, kRanks>(rows, peers.ranks, args.averages);
+      store<T>(to + v * kStep, left - v * kStep, sum);
+      if (args.adding != Adding::shared) continue;
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        if (r < peers.ranks && r != me)
+          *reinterpret_cast<uint4*>(slot<kSlotBytes>(peers, r, channel, number, me, true) + first_byte + v * kStep) = sum.whole;
+      }
+    }
+    if (args.adding == Adding::shared) publish_to_all(peers, &Memory::given, channel, number + 1);
+  };
+
+  const auto take = [&](int64_t tile, uint32_t number) {
+    await_all(peers, &Memory::given, channel, number + 1);
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      if (r >= peers.ranks || r == me) continue;
+      const int64_t left = args.left(tile, r) - first_byte;
+      char* to = args.out + args.place(tile, r) + first_byte;
+      const char* from = slot<kSlotBytes>(peers, me, channel, number, r, true) + first_byte;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        if (v >= args.vectors || left <= v * kStep) break;
+        store<T>(to + v * kStep, left - v * kStep, Vector<T>{__ldcg(reinterpret_cast<const uint4*>(from + v * kStep))});
+      }
+    }
+  };
+
+  uint32_t* const done = &memory_of(peers, me)->done[channel];
+  const uint32_t first = *done;
+  const int64_t step = gridDim.x, count = (args.tiles - channel + step - 1) / step;
+  for (int64_t k = 0; k < count + 2; ++k) {
+    const auto number = static_cast<uint32_t>(first + k);
+    if (k < count) send(channel + k * step, number);
+    if (k >= 1 && k - 1 < count) join(channel + (k - 1) * step, number - 1);
+    if (k >= 2 && args.adding == Adding::shared) take(channel + (k - 2) * step, number - 2);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) *done = static_cast<uint32_t>(first + count);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gather(const char* mine, char* out, int bytes, const __grid_constant__ Peers peers) {
+  Memory* const own = memory_of(peers, peers.rank);
+  const uint32_t number = own->done[kChannels], stage = number % kStages;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int rank = 0; rank < peers.ranks; ++rank) {
+    for (int k = thread; k < bytes; k += kThreads) memory_of(peers, rank)->messages[stage][peers.rank][k] = mine[k];
+  }
+  publish_to_all(peers, &Memory::sent, kChannels, number + 1);
+  await_all(peers, &Memory::sent, kChannels, number + 1);
+  for (int rank = 0; rank < peers.ranks; ++rank) {
+    for (int k = thread; k < bytes; k += kThreads) {
+      out[rank * bytes + k] = static_cast<volatile char*>(own->messages[stage][rank])[k];
+    }
+  }
+  if (thread == 0) own->done[kChannels] = number + 1;
+}
+
+template <class T, class Acc>
+const void* kernel_for(int ranks) {
+  const auto kernel = ranks <= 2 ? add<T, Acc, 2> : ranks <= 4 ? add<T, Acc, 4> : add<T, Acc, kMostPeers>;
+  return reinterpret_cast<const void*>(kernel);
+}
+const void* kernel_of(DType t, int ranks) {
+  switch (t) {
+    case DType::Float: return kernel_for<float, float>(ranks);
+    case DType::Half: return kernel_for<Half, float>(ranks);
+    case DType::BFloat16: return kernel_for<BFloat16, float>(ranks);
+    case DType::Double: return kernel_for<double, double>(ranks);
+    case DType::Int: return kernel_for<int32_t, int64_t>(ranks);
+    case DType::Long: return kernel_for<int64_t, int64_t>(ranks);
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+
+int64_t symmetric_bytes(int ranks) {
+  return static_cast<int64_t>(sizeof(Memory)) + 2 * slots_of(ranks) * most_vectors(ranks) * kStep;
+}
+
+bool adds_ranks(DType t) { return kernel_of(t, 2) != nullptr; }
+
+cudaError_t symmetric_blocks(int ranks, int& blocks) {
+  int device = 0, processors = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) return error;
+  blocks = kChannels;
+  for (int t = 0; t < static_cast<int>(std::size(kDTypes)); ++t) {
+    const void* const kernel = kernel_of(static_cast<DType>(t), ranks);
+    if (!kernel) continue;
+    int resident = 0;
+    if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, 0)) return error;
+    blocks = std::min(blocks, processors * resident);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t add_ranks(Adding adding, DType t, bool averages, const void* in, void* out, int64_t count, const Peers& peers,
+                      cudaStream_t stream) {
+  const void* const kernel = kernel_of(t, peers.ranks);
+  if (!kernel) return cudaErrorNotYetImplemented;
+  if (count == 0) return cudaSuccess;
+  const int64_t bytes = count * info(t).size, pieces = adding == Adding::shared ? peers.ranks : 1;
+  int vectors = 1;  // more only if there are no more blocks
+  while (vectors < most_vectors(peers.ranks) && bytes > pieces * peers.blocks * vectors * kStep) vectors *= 2;
+  const int64_t tile = vectors * kStep, step = pieces * tile, tiles = (bytes + step - 1) / step;
+  const int64_t rank_step = adding == Adding::all ? 0 : adding == Adding::shared ? tile : bytes;
+  Args args{
+      static_cast<const char*>(in), static_cast<char*>(out), bytes, tiles, step, rank_step, adding, averages, vectors, peers};
+  void* arguments[] = {&args};
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, peers.blocks));
+  return cudaLaunchKernel(kernel, dim3(blocks), dim3(kThreads), arguments, 0, stream);
+}
+
+cudaError_t gather_ranks(const void* mine, void* out, int bytes, const Peers& peers, cudaStream_t stream) {
+  gather<<<1, kThreads, 0, stream>>>(static_cast<const char*>(mine), static_cast<char*>(out), bytes, peers);
+  return cudaGetLastError();
+}
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,44 @@
+// Sums over ranks whose GPUs write into each other's memory. Pure C++.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "../core/api.h"
+#include "../core/numeric/dtypes.h"
+
+namespace gpureduce::cuda {
+
+constexpr int kMostPeers = 8, kMostBlocks = 256;
+constexpr int kMostGathered = 4096;  // bytes of a rank that one gathering takes
+
+// What each rank lends all others to write into: symmetric_bytes() bytes of its GPU's memory, all 0 before the first call.
+// Calls that use the same memory run one after the other, and in the same order on all ranks.
+struct Peers {
+  char* memory[kMostPeers];  // by rank, this rank's own too
+  int ranks, rank;
+  int blocks;        // at most so many, the same on all ranks: at least as many must run at once on each of their GPUs
+  int64_t patience;  // nanoseconds that a rank waits for another one; then a device-side assertion fails
+};
+GPUREDUCE_API int64_t symmetric_bytes(int ranks);
+
+// The most blocks that run at once on the current device.
+GPUREDUCE_API cudaError_t symmetric_blocks(int ranks, int& blocks);
+
+// How the ranks add. all: each rank gets all elements of the others, and adds all. shared: each rank adds one part, and gives
+// it to the others. scattered: each rank adds its own piece.
+enum class Adding : uint8_t { all, shared, scattered };
+
+// True if there is a kernel for a dtype.
+GPUREDUCE_API bool adds_ranks(DType t);
+
+// Adds the ranks' elements pairwise in rank order, divides by the number of ranks if it averages, and rounds once. `in` and
+// `out` have `count` elements, and may be the same; if scattered, `in` has as many for each rank.
+GPUREDUCE_API cudaError_t add_ranks(Adding adding, DType t, bool averages, const void* in, void* out, int64_t count,
+                                    const Peers& peers, cudaStream_t stream);
+
+// Writes the ranks' messages of `bytes` bytes to `out`, one after the other.
+GPUREDUCE_API cudaError_t gather_ranks(const void* mine, void* out, int bytes, const Peers& peers, cudaStream_t stream);
+
+}  // namespace gpureduce::cuda

@@ -1,0 +1,108 @@
+// Private ops of torch_reduce.distributed: sums over ranks whose GPUs write into each other's memory.
+#ifdef GPUREDUCE_WITH_CUDA
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+
+#include "../core/torch/backend.h"
+#include "symmetric.h"
+
+namespace gpureduce {
+
+namespace {
+
+// The ranks' memory, after checks. `memory` has a tensor for each rank, which lies in its GPU.
+cuda::Peers peers_of(const char* name, const at::Tensor& x, at::TensorList memory, int64_t rank, int64_t blocks,
+                     int64_t patience) {
+  const auto ranks = static_cast<int>(memory.size());
+  TORCH_CHECK(ranks >= 2 && ranks <= cuda::kMostPeers, name, ": memory: expected 2 to ", cuda::kMostPeers, " ranks, but got ",
+              ranks);
+  TORCH_CHECK(rank >= 0 && rank < ranks, name, ": rank: expected 0 to ", ranks - 1, ", but got ", rank);
+  TORCH_CHECK(blocks >= 1 && blocks <= cuda::kMostBlocks, name, ": blocks: expected 1 to ", cuda::kMostBlocks, ", but got ",
+              blocks);
+  TORCH_CHECK(patience >= 0, name, ": patience: expected nanoseconds, but got ", patience);
+  cuda::Peers peers{{}, ranks, static_cast<int>(rank), static_cast<int>(blocks), patience};
+  for (int r = 0; r < ranks; ++r) {
+    const at::Tensor& each = memory[r];
+    TORCH_CHECK(each.device() == x.device() && each.scalar_type() == at::kByte && each.is_contiguous() &&
+                    each.numel() >= cuda::symmetric_bytes(ranks) &&
+                    reinterpret_cast<uintptr_t>(each.const_data_ptr()) % 128 == 0,
+                name, ": memory: expected ", cuda::symmetric_bytes(ranks), " bytes of each rank on ", x.device());
+    peers.memory[r] = static_cast<char*>(each.data_ptr());
+  }
+  return peers;
+}
+
+void check_plain(const char* name, const char* argument, const at::Tensor& x) {
+  TORCH_CHECK(x.is_cuda() && x.layout() == at::kStrided && x.is_contiguous() && !x.is_conj() && !x.is_neg(), name, ": ",
+              argument, ": expected a contiguous tensor on an NVIDIA GPU");
+}
+
+void add_ranks(const at::Tensor& input, const at::Tensor& output, at::TensorList memory, int64_t rank,
+               const std::string& adding, bool averages, int64_t blocks, int64_t patience) {
+  const char* const name = "_add_ranks";
+  check_plain(name, "input", input);
+  check_plain(name, "output", output);
+  const cuda::Peers peers = peers_of(name, input, memory, rank, blocks, patience);
+  const bool scatters = adding == "scattered";
+  TORCH_CHECK(scatters || adding == "all" || adding == "shared", name, ": adding: expected all, shared or scattered, but got ",
+              adding);
+  const DType t = dtype_of(input.scalar_type(), "a tensor of dtype", name);
+  TORCH_CHECK(cuda::adds_ranks(t), name, ": input: there is no kernel for ", input.scalar_type());
+  TORCH_CHECK(!averages || input.is_floating_point(), name, ": averages: expected a floating dtype");
+  TORCH_CHECK(output.device() == input.device() && output.scalar_type() == input.scalar_type() &&
+                  input.numel() == output.numel() * (scatters ? peers.ranks : 1),
+              name, ": output: it does not fit the input");
+  const c10::cuda::CUDAGuard guard(input.device());
+  C10_CUDA_CHECK(cuda::add_ranks(scatters          ? cuda::Adding::scattered
+                                 : adding == "all" ? cuda::Adding::all
+                                                   : cuda::Adding::shared,
+                                 t, averages, input.const_data_ptr(), output.mutable_data_ptr(), output.numel(), peers,
+                                 c10::cuda::getCurrentCUDAStream()));
+}
+
+// The ranks' messages, one after the other.
+at::Tensor gather_ranks(const at::Tensor& mine, at::TensorList memory, int64_t rank, int64_t patience) {
+  const char* const name = "_gather_ranks";
+  check_plain(name, "mine", mine);
+  const cuda::Peers peers = peers_of(name, mine, memory, rank, 1, patience);
+  TORCH_CHECK(mine.scalar_type() == at::kByte && mine.numel() <= cuda::kMostGathered, name, ": mine: expected at most ",
+              cuda::kMostGathered, " bytes");
+  at::Tensor all = at::empty({mine.numel() * peers.ranks}, mine.options());
+  if (all.numel() == 0) return all;
+  const c10::cuda::CUDAGuard guard(mine.device());
+  C10_CUDA_CHECK(cuda::gather_ranks(mine.const_data_ptr(), all.mutable_data_ptr(), static_cast<int>(mine.numel()), peers,
+                                    c10::cuda::getCurrentCUDAStream()));
+  return all;
+}
+
+// The bytes that each of so many ranks lends the others, and the most blocks that run at once on the current GPU.
+std::tuple<int64_t, int64_t> symmetric_needs(int64_t ranks) {
+  TORCH_CHECK(ranks >= 2 && ranks <= cuda::kMostPeers, "_symmetric_needs: ranks: expected 2 to ", cuda::kMostPeers);
+  int blocks = 0;
+  C10_CUDA_CHECK(cuda::symmetric_blocks(static_cast<int>(ranks), blocks));
+  return {cuda::symmetric_bytes(static_cast<int>(ranks)), blocks};
+}
+
+}  // namespace
+
+}  // namespace gpureduce
+
+TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  m.def("_symmetric_needs(int ranks) -> (int bytes, int blocks)", &gpureduce::symmetric_needs);
+  m.def(
+      "_add_ranks(Tensor input, Tensor(a!) output, Tensor(b!)[] memory, int rank, str adding, bool averages, int blocks, int "
+      "patience) "
+      "-> ()",
+      torch::dispatch(c10::DispatchKey::CUDA, &gpureduce::add_ranks));
+  m.def("_gather_ranks(Tensor mine, Tensor(a!)[] memory, int rank, int patience) -> Tensor",
+        torch::dispatch(c10::DispatchKey::CUDA, &gpureduce::gather_ranks));
+}
+#endif
