@@ -48,10 +48,7 @@ def added(ranks, parts, adding, averages=False, off=0):
     """What each rank gets. `off` elements lie before each tensor: its address is any."""
     memory, streams, blocks = ranks
     world = len(memory)
-    given = [
-        torch.cat([x.new_zeros(off), x])[off:].cuda() if off == 0 else torch.cat([x[:off], x]).cuda() for x in parts
-    ]
-    given = [x[off:] if off else x for x in given]
+    given = [torch.cat([x.new_zeros(off), x]).cuda()[off:] for x in parts]
     if adding == "scattered":
         outs = [torch.empty(x.numel() // world + off, dtype=x.dtype, device="cuda")[off:] for x in parts]
     else:
@@ -184,7 +181,7 @@ def test_dtypes():
 
 
 def lends(group):
-    """Sums go through memory that is lent, whatever their strides and streams, beside and in graphs; or through NCCL."""
+    """Sums through memory that is lent have the bits of those through NCCL, whatever their strides and streams."""
     rank, size, device = dist.get_rank(group), dist.get_world_size(group), here()
     for name in ("float32", "bfloat16", "complex64", "int32"):
         for shape in ((1,), (3, 5 * size), (1 << 20,), (5_000_000 // size * size,)):
