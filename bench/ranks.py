@@ -152,8 +152,24 @@ def calls():
     return rows
 
 
+def registered(count, dtype):
+    """A tensor that NCCL's symmetric kernels can add, and its pool; None where this torch has none."""
+    backend = dist.group.WORLD._get_backend(torch.device("cuda", torch.cuda.current_device()))
+    try:
+        pool = torch.cuda.MemPool(backend.mem_allocator)
+        with torch.cuda.use_mem_pool(pool):
+            x = torch.full((count,), SMALL, dtype=dtype, device="cuda")
+        backend.register_mem_pool(pool, symm=True)
+    except (RuntimeError, TypeError, AttributeError):
+        return None
+    return x, pool, backend
+
+
 def all_reduces():
-    """A row a size and dtype: microseconds of ours and of NCCL's."""
+    """A row a size and dtype: microseconds of ours, of NCCL's, and of NCCL's for memory registered as symmetric.
+
+    The last one adds one tensor again and again, which may lie in the cache.
+    """
     world, rank, rows = dist.get_world_size(), dist.get_rank(), []
     for dtype in DTYPES:
         for size in MEBIBYTES:
@@ -168,9 +184,15 @@ def all_reduces():
                 "ours": lambda x: ours.all_reduce(x, check=False),
                 "torch": lambda x: dist.all_reduce(x),
             }
+            if window := registered(count, dtype):
+                candidates["symmetric"] = lambda x, y=window[0]: dist.all_reduce(y)
             us = graph_times(candidates, buffers, max(4, min(16, 256 // size)))
-            rows.append({"bytes": size << 20, "dtype": name_of(dtype), "us": us["ours"], "torch_us": us["torch"]})
-            del buffers, mine
+            row = {"bytes": size << 20, "dtype": name_of(dtype), "us": us["ours"], "torch_us": us["torch"]}
+            rows.append(row | ({"symmetric_us": us["symmetric"]} if window else {}))
+            if window:
+                torch.cuda.synchronize()
+                window[2].deregister_mem_pool(window[1])
+            del buffers, mine, window, candidates
             torch.cuda.empty_cache()
     return rows
 
@@ -255,6 +277,7 @@ def told(results):
         lines.append(
             f"all_reduce {row['dtype']:9} {row['bytes'] >> 20:5} MiB {row['us']:9.1f} µs ({rate:6.1f} GB/s), "
             f"torch {row['torch_us']:9.1f} ({row['torch_us'] / row['us']:.2f}x)"
+            + (f", symmetric {row['symmetric_us']:9.1f}" if "symmetric_us" in row else "")
         )
     for row in results.get("sum", []):
         lines.append(

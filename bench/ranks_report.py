@@ -17,12 +17,15 @@ def rows_of(results):
     """A row of text a measurement."""
     rows = []
 
-    def row(what, dtype, us, torchs, rate=""):
-        rows.append([what, dtype, report.number(us), report.number(torchs), report.times(torchs / us), rate])
+    symmetric = any("symmetric_us" in one for one in results.get("all_reduce", []))
+
+    def row(what, dtype, us, torchs, rate="", own=None):
+        cells = [what, dtype, report.number(us), report.number(torchs), report.times(torchs / us), rate]
+        rows.append([*cells, report.number(own) if own else ""] if symmetric else cells)
 
     for one in results.get("all_reduce", []):
-        rate = f"{one['bytes'] / one['us'] / 1e3:,.0f}"
-        row(f"`all_reduce` of {one['bytes'] >> 20:,} MiB", one["dtype"], one["us"], one["torch_us"], rate)
+        rate, what = f"{one['bytes'] / one['us'] / 1e3:,.0f}", f"`all_reduce` of {one['bytes'] >> 20:,} MiB"
+        row(what, one["dtype"], one["us"], one["torch_us"], rate, one.get("symmetric_us"))
     for one in results.get("sum", []):
         what = f"`sum` of 2^{one['elements'].bit_length() - 1}; a shard alone {report.number(one['shard_us'])}"
         row(what, one["dtype"], one["us"], one["torch_us"])
@@ -62,8 +65,10 @@ def calls(results, root):
 
 def times(results, root):
     """Where it was measured, and a table of all else."""
-    header = ["call", "dtype", "ours, µs", "torch's, µs", "torch's over ours", "ours, GB/s"]
-    return [*source(results, root), *report.table(header, rows_of(results)), ""]
+    header, rows = ["call", "dtype", "ours, µs", "torch's, µs", "torch's over ours", "ours, GB/s"], rows_of(results)
+    if rows and len(rows[0]) > len(header):
+        header.append("NCCL's symmetric kernels, µs")
+    return [*source(results, root), *report.table(header, rows), ""]
 
 
 def main(arguments=None):
