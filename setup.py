@@ -121,6 +121,7 @@ TOGETHER = (
         "core/torch/family",
         "core/torch/table",
         "core/torch/inspect",
+        "core/torch/explain",
         "ranks/torch",
         "ranks/torch_nodes",
         "ranks/torch_symmetric",

@@ -120,6 +120,7 @@ else:
     from ._clip import clip_grad_norm_, get_total_norm
     from ._contract import contract
     from ._drift import drift
+    from ._explain import explain
     from ._export import decompositions
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
     from ._gather import GatherPlan, gather_amax, gather_amin, gather_mean, gather_plan, gather_sum
@@ -152,7 +153,7 @@ else:
         segment_softmax,
         segment_sum,
     )
-    from ._sum import explain, mean, powsum, sum, tune, vector_norm
+    from ._sum import mean, powsum, sum, tune, vector_norm
     from ._variance import std, var, var_mean
     from ._weighted import dot, weighted_sum
 

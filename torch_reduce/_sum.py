@@ -11,7 +11,7 @@ from . import _arguments, _library, _reduction
 from ._operations import exact_name, exact_operators, of_orders
 from .tuning.tuned import Tuned
 
-__all__ = ["explain", "mean", "powsum", "sum", "tune", "vector_norm"]
+__all__ = ["mean", "powsum", "sum", "tune", "vector_norm"]
 
 _ops = torch.ops.gpureduce
 _direct_sum, _direct_mean = _library.entry("sum"), _library.entry("mean")
@@ -307,28 +307,7 @@ def explain(
     weight: Tensor | None = None,
     function: str = "sum",
 ) -> str:
-    """How :func:`sum` would run with these arguments: kernel, tile, grid, splits, bytes of workspace, bytes moved.
-
-    Nothing is computed, and ``input`` is not read. The text is for people: its wording and numbers change with the
-    tuning.
-
-    Args:
-        input: as for :func:`sum`, on the CPU or a CUDA device.
-        dim: as for :func:`sum`.
-        keepdim: as for :func:`sum`.
-        dtype: as for :func:`sum`.
-        weight: explains ``weighted_sum(input, weight, dim)`` instead.
-        function: explains ``"var"`` instead, whose plans are those of ``"std"`` and ``"var_mean"``, too.
-
-    Raises:
-        ValueError: ``function`` is none of those.
-        TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`; ``input`` is a Shard.
-
-    >>> print(torch_reduce.explain(torch.ones(3, 4), 1, weight=torch.ones(4)))
-    Float * Float -> Float, added in float32
-    outputs 3, elements each 4; kept 3 (stride 4); reduced 4 (stride 1)
-    chunk by chunk
-    """
+    """The short form of :func:`torch_reduce.explain`, whose errors name it."""
     begin, more = _planned("explain", function, weight)
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=dtype, out=None)
     input, dim, keepdim, dtype, _ = _arguments.read("explain", given, {}, "sum").values()

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "../core/cuda/early.cuh"
+#include "../core/plan/exact.h"
 #include "source.cuh"
 
 namespace gpureduce::cuda {
@@ -29,15 +30,6 @@ __device__ __forceinline__ Spot<Place> place_of(const DimsOf<Place>& dims, int64
 }
 
 // --- loads of rows --------------------------------------------------------------------------------------------------------
-
-// Runs of neighbouring elements, each shorter than a tile. 1 << log_lanes threads take a run, with 1 << log_steps vectors each.
-// With kVectors all runs lie in whole aligned vectors; otherwise a thread's elements are loaded one by one.
-struct ShortRuns {
-  int64_t count, length;
-  int8_t log_lanes, log_steps;
-  bool vectors;
-  __host__ __device__ int side() const { return kWarp >> log_lanes; }  // runs of a warp side by side
-};
 
 template <bool kVectors, int K, int V, class T, class Source, class Place>
 __device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const Source& source, Place start, const ShortRuns& runs,
@@ -82,22 +74,20 @@ __device__ __forceinline__ void load_runs(Vector<T, V> (&x)[K], const Source& so
   }
 }
 
-constexpr int kRowLoads = 8;
+constexpr int kRowLoads = kExactRowLoads;
 template <class T>
 constexpr int kRowVector = kGranule / sizeof(T);
 template <class T>
 constexpr int kRowTile = kWarp * kRowLoads * kRowVector<T>;  // elements
 
-// Threads per block: threads of float64 have many digits in shared memory.
 template <class T>
-constexpr int kRowThreads = sizeof(T) == 8 ? 64 : 128;
+constexpr int kRowThreads = exact_threads(sizeof(T));
 template <class T>
-constexpr int kColumnThreads = sizeof(T) == 8 ? 64 : 128;
-// Blocks per multiprocessor that registers must allow.
+constexpr int kColumnThreads = exact_threads(sizeof(T));
 template <class T>
-constexpr int kRowResident = sizeof(T) == 8 ? 6 : 5;
+constexpr int kRowResident = exact_resident(sizeof(T));
 template <class T>
-constexpr int kColumnResident = sizeof(T) == 8 ? 6 : 5;
+constexpr int kColumnResident = exact_resident(sizeof(T));
 
 // --- long rows ------------------------------------------------------------------------------------------------------------
 
@@ -441,9 +431,9 @@ struct ExactColumns {
 };
 
 template <class T>
-constexpr int kColumnVector = sizeof(T) == 8 ? 1 : 4;
+constexpr int kColumnVector = exact_column_vector(sizeof(T));
 template <class T>
-constexpr int kColumnLoads = 128 / (kColumnVector<T> * sizeof(T));
+constexpr int kColumnLoads = exact_column_loads(sizeof(T));
 
 // A thread takes a few neighbouring columns, with one window. The threads of a block that lie one below the other take rows in
 // turn. At the end each adds its integers to its digits, and the block joins them column by column.
@@ -624,7 +614,6 @@ struct ExactAny {
   ExactResult result;
   Nest<kMaxRank, Both> kept, reduced;
 };
-constexpr int kAnyThreads = 128;
 
 // Element `index` of any dtype, or its negative.
 inline __device__ __noinline__ exact::Element element_any(const ExactAny::Input& input, int64_t index) {
@@ -651,9 +640,9 @@ inline __device__ __noinline__ exact::Element element_any(const ExactAny::Input&
 
 // 1 << log_lanes threads take a part of an output, element by element in turn, each with a number of its own.
 template <class Range>
-__global__ void __launch_bounds__(kAnyThreads) exact_any(const __grid_constant__ ExactAny a) {
+__global__ void __launch_bounds__(kExactAnyThreads) exact_any(const __grid_constant__ ExactAny a) {
   const int lanes = 1 << a.log_lanes, lane = threadIdx.x & (lanes - 1);
-  const int64_t unit = (int64_t{blockIdx.x} * kAnyThreads + threadIdx.x) >> a.log_lanes;
+  const int64_t unit = (int64_t{blockIdx.x} * kExactAnyThreads + threadIdx.x) >> a.log_lanes;
   // Neighbouring units are neighbouring outputs.
   const int64_t part = unit / a.result.outputs, output = unit - part * a.result.outputs;
   wait_for_previous_kernel();
@@ -700,11 +689,8 @@ struct ExactJoin {
   ExactResult result;
   Dims kept;
 };
-// As many as a block of 1024 threads has room for.
 template <class Range>
-constexpr int kLogJoinSlots = kExactWords<Range> <= 1024 / 32  ? 5
-                              : kExactWords<Range> <= 1024 / 8 ? 3
-                                                               : 2;
+constexpr int kLogJoinSlots = exact_log_join_slots(kExactWords<Range>);
 template <class Range>
 constexpr int kJoinSlots = 1 << kLogJoinSlots<Range>;
 
@@ -760,8 +746,8 @@ struct ExactRound {
   ExactResult result;
 };
 template <class Range>
-__global__ void __launch_bounds__(kAnyThreads) exact_round(const __grid_constant__ ExactRound a) {
-  const int64_t i = int64_t{blockIdx.x} * kAnyThreads + threadIdx.x;
+__global__ void __launch_bounds__(kExactAnyThreads) exact_round(const __grid_constant__ ExactRound a) {
+  const int64_t i = int64_t{blockIdx.x} * kExactAnyThreads + threadIdx.x;
   wait_for_previous_kernel();
   allow_next_kernel();
   if (i >= a.result.outputs) return;

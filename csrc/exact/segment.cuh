@@ -16,7 +16,6 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kExactSegmentWeight = 8;
 constexpr int kLogThreadRows = 3;  // a segment has no more threads than it needs, if each adds so many rows
 
 // The threads of a warp lie side by side along columns, and below each other along rows.
@@ -173,8 +172,8 @@ struct ExactSegmentSlots {
 
 // A warp takes 32 columns of a slot, if a cut segment begins in its tile of rows. That is the last segment that begins there.
 template <class Range>
-__global__ void __launch_bounds__(kAnyThreads) exact_segment_slots(const __grid_constant__ ExactSegmentSlots a) {
-  const int64_t warp = (int64_t{blockIdx.x} * kAnyThreads + threadIdx.x) / kWarp, tile = warp / a.column_tiles;
+__global__ void __launch_bounds__(kExactAnyThreads) exact_segment_slots(const __grid_constant__ ExactSegmentSlots a) {
+  const int64_t warp = (int64_t{blockIdx.x} * kExactAnyThreads + threadIdx.x) / kWarp, tile = warp / a.column_tiles;
   const int64_t column = (warp - tile * a.column_tiles) * kWarp + threadIdx.x % kWarp;
   wait_for_previous_kernel();
   allow_next_kernel();
@@ -200,12 +199,12 @@ __global__ void __launch_bounds__(kAnyThreads) exact_segment_slots(const __grid_
 // --- dtypes that kernels are compiled for ---------------------------------------------------------------------------------
 
 template <class T>
-constexpr int kSegmentThreads = sizeof(T) == 8 ? 64 : 128;
+constexpr int kSegmentThreads = exact_threads(sizeof(T));
 constexpr int kSegmentResident = 6;  // blocks per multiprocessor that registers must allow
 constexpr int kSegmentLoads = 8;
 // The most elements of a part, as a logarithm: more would leave too narrow a window, and of float64 too large a scale.
 template <class T>
-constexpr int kMostLogTile = sizeof(T) == 8 ? 11 : 12;
+constexpr int kMostLogTile = exact_most_log_tile(sizeof(T));
 
 template <class T>
 __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
@@ -397,7 +396,7 @@ __global__ void __launch_bounds__(kSegmentThreads<T>, kSegmentResident)
 
 // Elements of any dtype and layout are added one by one, by each thread to a number of its own.
 template <class Range>
-__global__ void __launch_bounds__(kAnyThreads) exact_segments_any(const __grid_constant__ ExactSegmentArgs<kMaxRank> a) {
+__global__ void __launch_bounds__(kExactAnyThreads) exact_segments_any(const __grid_constant__ ExactSegmentArgs<kMaxRank> a) {
   const ExactSegmentPlace at = segment_place(a);
   wait_for_previous_kernel();
   allow_next_kernel();

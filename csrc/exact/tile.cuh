@@ -10,6 +10,7 @@
 
 #include "../core/cuda/load/vectors.cuh"
 #include "../core/numeric/exact.h"
+#include "../core/plan/exact.h"
 
 namespace gpureduce::cuda {
 
@@ -272,7 +273,7 @@ struct ExactResult {
   bool root;  // the square root is the result
 };
 template <class Range>
-constexpr int kExactWords = Range::kDigits + 1;
+constexpr int kExactWords = exact_words(Range::kDigits);
 
 __device__ __forceinline__ exact::Format format_of(DType dtype) {
   exact::Format format{};

@@ -16,7 +16,9 @@
 #endif
 
 #include "../core/numeric/exact.h"
+#include "../core/plan/exact.h"
 #include "../core/torch/batch.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/plumbing.h"
 #include "../core/torch/workspace.h"
 #include "../pairs/torch_weighted.h"
@@ -85,11 +87,17 @@ ExactSum make_sum(const Given& given, const DimMask& reduce, const Tensor& out, 
 }
 
 void run(const ExactSum& sum, at::Device device) {
+  if (Explanation* const e = explanation())
+    return e->tell(
+        device, cuda::text_of(sum), "task", [&](const Device& gpu) { return cuda::plan_exact(sum, gpu).str(sum); },
+        [&] { cpu::run_exact(sum); });
 #ifdef GPUREDUCE_WITH_CUDA
   if (device.is_cuda()) {
     const Device& facts = cuda::facts(device);
-    const auto launch = [&](void* workspace, cudaStream_t stream) { return cuda::run_exact(sum, workspace, facts, stream); };
-    return cuda::with_workspace(device, cuda::exact_workspace(sum, facts), launch);
+    const cuda::ExactPlan plan = cuda::plan_exact(sum, facts);
+    return cuda::with_workspace(device, plan.workspace_bytes, [&](void* workspace, cudaStream_t stream) {
+      return cuda::run_exact(sum, plan, workspace, facts, stream);
+    });
   }
 #endif
   cpu::run_exact(sum);
@@ -214,6 +222,16 @@ Tensor round(const Tensor& given, at::ScalarType dtype, int64_t divisor, bool ro
   rounding.count = result.numel();
   rounding.divisor = static_cast<uint64_t>(divisor);
   rounding.root = root;
+  if (Explanation* const e = explanation()) {
+    e->tell(
+        state.device(), "rounding of " + std::to_string(rounding.count) + " exact states", "state",
+        [&](const Device&) {
+          return "kernel exact_round: block: " + std::to_string(cuda::kExactAnyThreads) + " threads; grid " +
+                 std::to_string(cuda::plan_rounding(rounding.count).x);
+        },
+        [&] { cpu::round_exact(rounding); });
+    return result;
+  }
 #ifdef GPUREDUCE_WITH_CUDA
   if (state.is_cuda()) {
     const c10::cuda::CUDAGuard guard(state.device());

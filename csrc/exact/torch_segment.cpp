@@ -7,6 +7,9 @@
 #include "segment.h"
 #endif
 
+#include "../core/plan/exact.h"
+#include "../core/plan/segments.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/workspace.h"
 #include "../segments/torch.h"
 
@@ -15,12 +18,17 @@ namespace gpureduce {
 namespace {
 
 void run(const Segments& segments, at::Device device) {
+  if (Explanation* const e = explanation())
+    return e->tell(
+        device, "exact " + cuda::text_of(segments), "task",
+        [&](const Device& gpu) { return cuda::plan_exact_segments(segments, gpu).str(segments); },
+        [&] { cpu::run_exact_segments(segments); });
 #ifdef GPUREDUCE_WITH_CUDA
   if (device.is_cuda()) {
     const Device& facts = cuda::facts(device);
-    const int64_t bytes = cuda::exact_segments_workspace(segments, facts);
-    return cuda::with_workspace(device, bytes, [&](void* workspace, cudaStream_t stream) {
-      return cuda::run_exact_segments(segments, workspace, facts, stream);
+    const cuda::ExactSegmentPlan plan = cuda::plan_exact_segments(segments, facts);
+    return cuda::with_workspace(device, plan.workspace_bytes, [&](void* workspace, cudaStream_t stream) {
+      return cuda::run_exact_segments(segments, plan, workspace, facts, stream);
     });
   }
 #endif

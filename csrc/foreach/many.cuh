@@ -14,9 +14,7 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kManyWarps = 8;
-constexpr int kMostTileChunks = 128;  // a power of two
-constexpr int kMostJoined = 64;       // most runs of kJoinRun partial results per thread: a power of two
+constexpr int kMostJoined = 64;  // most runs of kJoinRun partial results per thread: a power of two
 
 // The tiles of each array, and where its result goes. kCapacity: room for arrays, since a launch takes longer with larger
 // parameters.

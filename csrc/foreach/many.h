@@ -5,36 +5,18 @@
 
 #include "../core/api.h"
 #include "../core/cuda/launch.h"
-#include "../core/problem/geometry.h"
+#include "../core/plan/many.h"
 
 namespace gpureduce::cuda {
 
-constexpr int kMostArrays = 1024;  // per launch, limited by the room for parameters
-
-// Contiguous elements.
-struct Array {
-  const void* data;
-  int64_t length;
-};
-
-// Arrays of one dtype, and where their results go.
 struct Many {
-  const Array* arrays;
-  int count;  // up to kMostArrays
-  DType in, out;
+  Arrays arrays;
   Map map;
-  void* results;  // contiguous
-  int multiprocessors;
-  int64_t l2_bytes;
+  void* results;    // contiguous
+  void* workspace;  // the plan's
   Queue queue;
 };
 
-// True if there are kernels for these dtypes and this map.
-GPUREDUCE_API bool takes_many(DType in, DType out, Map map);
-
-// Bytes of partial results.
-GPUREDUCE_API int64_t workspace_of(const Many& many);
-
-GPUREDUCE_API cudaError_t run_many(const Many& many, void* workspace);
+GPUREDUCE_API cudaError_t run_many(const Many& many, const ManyPlan& plan);
 
 }  // namespace gpureduce::cuda

@@ -4,18 +4,16 @@
 #include <torch/library.h>
 
 #ifdef GPUREDUCE_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/EmptyTensor.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-
 #include "many.h"
 #endif
 
 #include <map>
 #include <vector>
 
-#include "../core/torch/backend.h"
+#include "../core/plan/many.h"
+#include "../core/torch/explain.h"
+#include "../core/torch/results.h"
+#include "../core/torch/workspace.h"
 
 namespace gpureduce {
 
@@ -27,20 +25,20 @@ at::Tensor powsum(const at::Tensor& self, const at::Scalar& ord, OptionalDtype d
   return op.call(self, ord, std::nullopt, false, dtype);
 }
 
-#ifdef GPUREDUCE_WITH_CUDA
 // Tensors by device and dtype, as indices in the list.
 using Groups = std::map<std::pair<c10::DeviceIndex, at::ScalarType>, std::vector<size_t>>;
 
 // True if a tensor is dense, so that its order in memory is the contract's order, and no gradient is needed. A ZeroTensor has
 // no memory.
 bool is_array(const at::Tensor& tensor) {
-  return tensor.is_cuda() && !at::isTensorSubclassLike(tensor) && tensor.layout() == at::kStrided && !tensor._is_zerotensor() &&
-         tensor.is_non_overlapping_and_dense() && !(at::GradMode::is_enabled() && tensor.requires_grad()) &&
-         !tensor._fw_grad(/*level=*/0).defined();
+  return gpu_of(tensor.device()) && !at::isTensorSubclassLike(tensor) && tensor.layout() == at::kStrided &&
+         !tensor._is_zerotensor() && tensor.is_non_overlapping_and_dense() &&
+         !(at::GradMode::is_enabled() && tensor.requires_grad()) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
 // Element i of a tensor of one dim, without the cost of a view, since there may be hundreds.
 at::Tensor element_of(const at::Tensor& all, int64_t i) {
+  if (!all.is_cuda()) return all.select(0, i);  // of a call that is explained
   at::Tensor one = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(all.storage()),
                                                             c10::DispatchKeySet(c10::DispatchKey::CUDA), all.dtype());
   one.unsafeGetTensorImpl()->set_sizes_contiguous({});
@@ -52,22 +50,21 @@ at::Tensor element_of(const at::Tensor& all, int64_t i) {
 at::Tensor run_some(at::TensorList self, const size_t* group, size_t count, at::ScalarType result) {
   const at::Tensor& one = self[group[0]];
   const at::Device device = one.device();
-  const c10::cuda::CUDAGuard guard(device);
-  at::Tensor all(at::detail::empty_cuda({static_cast<int64_t>(count)}, result, device, std::nullopt));
-  std::vector<cuda::Array> arrays(count);
-  for (size_t i = 0; i < count; ++i) arrays[i] = {self[group[i]].const_data_ptr(), self[group[i]].numel()};
-  const Device& facts = cuda::facts(device);
-  const cuda::Many many{arrays.data(),
-                        static_cast<int>(count),
-                        dtype_of(one.scalar_type(), "an input of dtype"),
-                        dtype_of(result, "a result of dtype"),
-                        Map::square,
-                        all.mutable_data_ptr(),
-                        facts.multiprocessors,
-                        facts.l2_bytes,
-                        {c10::cuda::getCurrentCUDAStream(device.index()), facts.early}};
-  const at::Tensor workspace(at::detail::empty_cuda({cuda::workspace_of(many)}, at::kByte, device, std::nullopt));
-  C10_CUDA_CHECK(cuda::run_many(many, workspace.mutable_data_ptr()));
+  const at::Tensor all = allocate({static_cast<int64_t>(count)}, result, one);
+  std::vector<cuda::Array> list(count);
+  for (size_t i = 0; i < count; ++i) list[i] = {self[group[i]].const_data_ptr(), self[group[i]].numel()};
+  const cuda::Arrays arrays{list.data(), static_cast<int>(count), dtype_of(one.scalar_type(), "an input of dtype"),
+                            dtype_of(result, "a result of dtype")};
+  const cuda::ManyPlan plan = cuda::plan_many(arrays, *gpu_of(device));
+  if (Explanation* const e = explanation()) {
+    e->say("sums of squares of " + std::to_string(count) + " tensors of " + info(arrays.in).name + "\n" + plan.str(arrays));
+    return all;
+  }
+#ifdef GPUREDUCE_WITH_CUDA
+  cuda::with_workspace(device, plan.workspace_bytes, [&](void* workspace, cudaStream_t stream) {
+    return cuda::run_many({arrays, Map::square, all.mutable_data_ptr(), workspace, {stream, cuda::facts(device).early}}, plan);
+  });
+#endif
   return all;
 }
 
@@ -76,7 +73,7 @@ Groups groups_of(at::TensorList self, const at::Scalar& ord, OptionalDtype dtype
   Groups groups;
   if (ord.isComplex() || ord.toDouble() != 2) return groups;
   for (size_t i = 0; i < self.size(); ++i) {
-    if (!is_array(self[i]) || !cuda::facts(self[i].device()).native) continue;
+    if (!is_array(self[i]) || !gpu_of(self[i].device())->native) continue;
     const at::ScalarType type = self[i].scalar_type();
     if (!at::isFloatingType(type) || at::isFloat8Type(type)) continue;
     const at::ScalarType result = result_type(Operation::_powsum_2, type, dtype);
@@ -85,11 +82,9 @@ Groups groups_of(at::TensorList self, const at::Scalar& ord, OptionalDtype dtype
   }
   return groups;
 }
-#endif
 
 std::vector<at::Tensor> foreach_powsum(at::TensorList self, const at::Scalar& ord, OptionalDtype dtype) {
   std::vector<at::Tensor> results(self.size());
-#ifdef GPUREDUCE_WITH_CUDA
   for (const auto& [key, group] : groups_of(self, ord, dtype)) {
     const at::ScalarType result = result_type(Operation::_powsum_2, key.second, dtype);
     for (size_t first = 0; first < group.size(); first += cuda::kMostArrays) {
@@ -98,7 +93,6 @@ std::vector<at::Tensor> foreach_powsum(at::TensorList self, const at::Scalar& or
       for (size_t i = 0; i < count; ++i) results[group[first + i]] = element_of(all, static_cast<int64_t>(i));
     }
   }
-#endif
   for (size_t i = 0; i < self.size(); ++i)
     if (!results[i].defined()) results[i] = powsum(self[i], ord, dtype);
   return results;
@@ -107,12 +101,10 @@ std::vector<at::Tensor> foreach_powsum(at::TensorList self, const at::Scalar& or
 // The same in one tensor, of the results' promoted dtype and on the first result's device.
 at::Tensor powsums(at::TensorList self, const at::Scalar& ord, OptionalDtype dtype) {
   TORCH_CHECK(!self.empty(), "_powsums: self: there are no tensors");
-#ifdef GPUREDUCE_WITH_CUDA
   const Groups groups = groups_of(self, ord, dtype);
   if (groups.size() == 1 && groups.begin()->second.size() == self.size() && self.size() <= cuda::kMostArrays)
     return run_some(self, groups.begin()->second.data(), self.size(),
                     result_type(Operation::_powsum_2, self[0].scalar_type(), dtype));
-#endif
   std::vector<at::Tensor> each = foreach_powsum(self, ord, dtype);
   at::ScalarType common = each[0].scalar_type();
   for (const at::Tensor& one : each) common = at::promoteTypes(common, one.scalar_type());

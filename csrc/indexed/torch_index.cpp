@@ -20,7 +20,9 @@
 #include <tuple>
 #include <vector>
 
+#include "../core/plan/index.h"
 #include "../core/torch/batch.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/plumbing.h"
 #include "cpu.h"
 
@@ -195,6 +197,11 @@ Pair sorted_into(Pair results, const char* name, const Index& index, const Index
     return results;
   }
   TORCH_CHECK_INDEX(index.size > 0, spoken(name), "(): index: expected no entries, as size is 0, but got ", index.count);
+  Explanation* const e = explanation();
+  if (e && e->gpu(sorted.device())) e->say(cuda::plan_index(index).str(index));
+  else if (e) e->say("cpu: " + std::to_string(index.count) + " entries sorted by index");
+  if (e && !sorted.is_cpu()) return results;
+  const Unexplained computed;  // on the CPU, since the work behind it is cut by it
   const IndexSort sort{index, values, offsets.scalar_type() == at::kLong, sorted.mutable_data_ptr(),
                        offsets.mutable_data_ptr()};
 #ifdef GPUREDUCE_WITH_CUDA
@@ -222,6 +229,16 @@ Tensor gather(const Tensor& values, const Tensor& order, const OptionalTensor& w
   if (entries.count == 0) return out;
   TORCH_CHECK_INDEX(entries.size > 0, spoken(kGather), "(): order: expected no entries, as there are no values, but got ",
                     entries.count);
+  if (Explanation* const e = explanation()) {
+    e->tell(
+        order.device(), "gather of " + std::to_string(entries.count) + " values", "task",
+        [&](const Device&) {
+          return "kernel gather_values: block: " + std::to_string(cuda::kIndexThreads) + " threads; grid " +
+                 std::to_string(cuda::plan_index(entries).entries.x);
+        },
+        [&] { cpu::gather_by_order(entries, values_of(values, weight), out.mutable_data_ptr<float>()); });
+    return out;
+  }
 #ifdef GPUREDUCE_WITH_CUDA
   if (order.is_cuda()) {
     const c10::cuda::CUDAGuard guard(order.device());

@@ -15,6 +15,8 @@
 
 #include "../core/cpu/sum.h"
 #include "../core/plan/exponents.h"
+#include "../core/plan/rows.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/results.h"
 #include "cpu_exponents.h"
 
@@ -27,6 +29,12 @@ using at::Tensor;
 at::ScalarType computed_in(DType in) { return exponents::dtype_of(in) == DType::Float ? at::kFloat : at::kDouble; }
 
 void run(const Reduction& r, at::Device device, const Tuning& tuning = {}) {
+  if (Explanation* const e = explanation())
+    return e->tell(
+        device, explained(r, device, tuning), "task", [](const Device&) { return std::string(); },
+        [&] {
+          if (r.addends == Addends::exponents) cpu::run_exponents(r);
+        });
 #ifdef GPUREDUCE_WITH_CUDA
   if (device.is_cuda()) {
     const bool found = cuda::run(r, cuda::plan(r, device, tuning), device, tuning);
@@ -39,10 +47,11 @@ void run(const Reduction& r, at::Device device, const Tuning& tuning = {}) {
   TORCH_INTERNAL_ASSERT(found);
 }
 
-#ifdef GPUREDUCE_WITH_CUDA
 // Writes the largest element and the sum of each row. Rows that registers hold are read once. The logarithms are another
 // kernel's: here a warp would compute them for one row or a few, there for 32. Returns false if no such kernel takes the call.
 bool run_as_rows(const Reduction& r, at::Device device, void* largest, void* sums) {
+  const Device* const gpu = gpu_of(device);
+  if (!gpu) return false;
   const Problem& p = r.problem;
   if (r.negate || p.reduced.size() > 1 || (p.length > 1 && p.reduced[0].stride != 1)) return false;
   const int64_t size = info(r.in).size;
@@ -64,13 +73,18 @@ bool run_as_rows(const Reduction& r, at::Device device, void* largest, void* sum
     dim.strides[kRowX] = size;
     call.across.add(dim);
   }
+  const cuda::RowsPlan plan = cuda::plan_rows(call, *gpu);
+  if (!plan.is_compiled()) return false;
+  if (Explanation* const e = explanation()) {
+    e->say(cuda::text_of(call) + "\n" + plan.str(call));
+    return true;
+  }
+#ifdef GPUREDUCE_WITH_CUDA
   const c10::cuda::CUDAGuard guard(device);
-  const cudaError_t error = cuda::run_compiled_rows(call, cuda::facts(device), c10::cuda::getCurrentCUDAStream(device.index()));
-  if (error == cuda::kNoKernel) return false;
-  C10_CUDA_CHECK(error);
+  C10_CUDA_CHECK(cuda::run_rows(call, plan, *gpu, c10::cuda::getCurrentCUDAStream(device.index())));
+#endif
   return true;
 }
-#endif
 
 // The outputs' largest elements, by number, in the accumulator's type.
 Tensor largest_of(const Reduction& r, const Tensor& self) {
@@ -89,6 +103,14 @@ Tensor largest_of(const Reduction& r, const Tensor& self) {
 // Writes the logarithms of sums to the places of the problem's outputs.
 void finish(const Tensor& sums, const Tensor& largest, const Problem& p, void* out, DType t) {
   const bool wide = sums.scalar_type() == at::kDouble;
+  if (Explanation* const e = explanation())
+    return e->tell(
+        sums.device(), "", "sum",
+        [&](const Device&) { return "kernel finish_exponents: the logarithms of " + std::to_string(p.outputs) + " sums"; },
+        [&] {
+          cpu::finish_exponents(wide ? Accumulator::f64 : Accumulator::f32, sums.const_data_ptr(), largest.const_data_ptr(), p,
+                                out, t);
+        });
 #ifdef GPUREDUCE_WITH_CUDA
   if (sums.is_cuda()) {
     const c10::cuda::CUDAGuard guard(sums.device());
@@ -109,13 +131,11 @@ void finish(const Tensor& sums, const Tensor& largest, const Problem& p, void* o
 
 void run_logsumexp(const Reduction& r, const Tensor& self, const Tuning& tuning) {
   const Tensor sums = allocate({r.problem.outputs}, computed_in(r.in), self);
-#ifdef GPUREDUCE_WITH_CUDA
-  if (self.is_cuda() && !tuning.forces()) {
+  if (gpu_of(self.device()) && !tuning.forces()) {
     const Tensor read_once = allocate({r.problem.outputs}, computed_in(r.in), self);
     if (run_as_rows(r, self.device(), read_once.mutable_data_ptr(), sums.mutable_data_ptr()))
       return finish(sums, read_once, r.problem, r.output, r.out);
   }
-#endif
   const Tensor largest = largest_of(r, self);
   Reduction by_number = r;
   by_number.problem = numbered(r.problem);

@@ -3,6 +3,7 @@
 
 #include "../core/torch/applied.h"
 #include "../core/torch/batch.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/gradient.h"
 #include "../core/torch/plumbing.h"
 #include "cpu_variance.h"
@@ -79,6 +80,10 @@ struct VarMean {
       mean.fill_(std::numeric_limits<double>::quiet_NaN());
       return;
     }
+    if (Explanation* const e = explanation())
+      return e->tell(
+          self.device(), explained(r, self.device(), tuning), "task", [](const Device&) { return std::string(); },
+          [&] { cpu::run_variance(r); });
 #ifdef GPUREDUCE_WITH_CUDA
     if (self.is_cuda()) {
       cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);

@@ -8,6 +8,7 @@
 #include "../core/numeric/weighted.h"
 #include "../core/torch/applied.h"
 #include "../core/torch/batch.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/gradient.h"
 #include "../core/torch/plumbing.h"
 #include "../exact/torch.h"
@@ -149,6 +150,10 @@ struct WeightedSum {
       out.zero_();
       return;
     }
+    if (Explanation* const e = explanation())
+      return e->tell(
+          self.device(), explained(r, self.device(), tuning), "task", [](const Device&) { return std::string(); },
+          [&] { cpu::run_weighted(r); });
 #ifdef GPUREDUCE_WITH_CUDA
     if (self.is_cuda()) {
       cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);

@@ -27,14 +27,6 @@ struct NormBackwardArgs {
   bool float_weight;
 };
 
-constexpr int kNormThreads = 512, kMostNormGroups = kNormThreads / kWarp, kMostNormStages = 8;
-constexpr int kNormStaticBytes = 2048;  // at least the kernel's static shared memory
-
-constexpr int64_t kLeastNormRow = 64, kMostNormRow = 16384;
-
-// Blocks that share a multiprocessor, where a thread has so many elements.
-constexpr int norm_blocks(int elements) { return elements > 4 ? 1 : 2; }
-
 __device__ __forceinline__ void group_sync(int group, int threads) {
   if (threads == kWarp) __syncwarp();
   else asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
@@ -259,15 +251,14 @@ cudaError_t start_norm_backward(const NormPlan& plan, const RowsCall& call, floa
   a.length = static_cast<int>(call.length);
   a.threads = plan.threads;
   a.stages = plan.stages;
-  a.policy = l2_policy(2 * call.rows * call.length * static_cast<int64_t>(sizeof(T)) > device.l2_bytes / 2);
+  a.policy = l2_policy(plan.streams);
   const auto start = [&](auto v, auto d) {
     constexpr int V = decltype(v)::value, D = decltype(d)::value;
     const auto kernel = norm_backward_kernel<f, T, V, D>;
     const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
     // The same for all calls, which share the kernel.
     if (cudaError_t error = cudaFuncSetAttribute(kernel, attribute, device.shared_bytes - kNormStaticBytes)) return error;
-    Grid grid;
-    grid.x = static_cast<uint32_t>(std::min<int64_t>(plan.units, int64_t{device.multiprocessors} * norm_blocks(V * D)));
+    const Grid grid{static_cast<uint32_t>(plan.blocks)};
     const dim3 threads(plan.groups * plan.threads);
     return start_kernel({stream, device.early}, grid, threads, plan.shared_bytes, kernel, a);
   };

@@ -1,8 +1,6 @@
 // Functions that keep their input's shape: rows that no compiled kernel takes, and the gradients of weights.
 #include "rows.h"
 
-#include <algorithm>
-
 #include "../core/cuda/any.cuh"
 #include "../core/cuda/early.cuh"
 #include "../core/cuda/tree/joins.cuh"
@@ -13,12 +11,10 @@ namespace gpureduce::cuda {
 
 namespace {
 
-constexpr int kAnyThreads = 512;
-
 // Rows of any dtype, strides and length, read up to three times. For example a row of 10,000 elements: 512 threads, a lane
 // each, add the elements of a chunk that are 512 apart, and join their lanes; the three chunks' sums wait in the row's tree.
 template <RowFunction f, class A>
-__global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_constant__ RowsCall call, int threads) {
+__global__ void __launch_bounds__(kAnyRowThreads) any_rows_kernel(const __grid_constant__ RowsCall call, int threads) {
   using Sum = decltype(row_addend<f, A>({}, {}, A(0)));
   __shared__ A largest_slots[kMostRowWarps];
   __shared__ __align__(16) char sum_slots[kMostRowWarps * sizeof(Sum)];
@@ -95,25 +91,12 @@ __global__ void __launch_bounds__(kAnyThreads) any_rows_kernel(const __grid_cons
 }
 
 template <RowFunction f, class A>
-cudaError_t start_any(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  int threads = 1;
-  while (threads < call.length && threads < kAnyThreads) threads *= 2;
-  const int per_block = std::max(1, 128 / threads);
-  Grid grid;
-  const int64_t blocks = (call.rows + per_block - 1) / per_block;
-  if (blocks >= kMaxGrid) return cudaErrorInvalidConfiguration;
-  grid.x = static_cast<uint32_t>(blocks);
-  return start_kernel({stream, device.early}, grid, dim3(per_block * threads), 0, any_rows_kernel<f, A>, call, threads);
+cudaError_t start_any(const RowsCall& call, const RowsPlan& plan, Queue queue) {
+  if (plan.blocks >= kMaxGrid) return cudaErrorInvalidConfiguration;
+  return start_kernel(queue, plan.grid(), dim3(plan.block_threads()), 0, any_rows_kernel<f, A>, call, plan.threads);
 }
 
 // --- steps ------------------------------------------------------------------------------------------------------------------
-
-constexpr int kStepThreads = 256;
-
-unsigned blocks_of(int64_t count) {
-  const int64_t blocks = (count + kStepThreads - 1) / kStepThreads;
-  return static_cast<unsigned>(blocks < 65536 ? blocks : 65536);
-}
 
 // An element a thread.
 template <RowFunction f, class A>
@@ -146,11 +129,6 @@ __global__ void __launch_bounds__(kStepThreads) finish_kernel(const __grid_const
 
 // --- gradients of weights ---------------------------------------------------------------------------------------------------
 
-constexpr int kColumnThreads = 32, kRowGroups = 8;    // of a block
-constexpr int kGroupLanes = 4;                        // lanes of rows that a thread joins
-constexpr int kUnitLanes = kGroupLanes * kRowGroups;  // and a block
-constexpr int kJoinThreads = 1024, kJoinBatch = 8;    // of a block, and partial sums that a thread loads at once
-
 template <class A, int V>
 struct ColumnSums {
   TwoSums<A> of[V];
@@ -169,12 +147,6 @@ struct WeightsArgs {
   bool has_weight, has_bias;
   uint64_t policy;
 };
-
-// How a thread loads V neighbours of a row.
-// whole   rows are whole vectors at aligned addresses
-// around  in two aligned vectors, which may reach into the rows before and after, but stay in the memory of all rows
-// each    element by element
-enum class RowLoads : uint8_t { whole, around, each };
 
 // The elements of kDepth rows, all in flight at once: row_of(0), row_of(1), ... Rows below call.rows exist.
 template <class T, class A, int V, RowLoads kLoads, class RowOf>
@@ -218,14 +190,14 @@ __device__ __forceinline__ void load_rows(const RowsCall& call, const WeightsArg
 // a chunk has 16 partial sums per column. Of 2048 rows a lane has 4, and a thread takes two lanes at once. T: the dtype of all
 // operands, side by side; or void for any.
 template <class T, class A, int V, RowLoads kLoads>
-__global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(const __grid_constant__ WeightsArgs a) {
+__global__ void __launch_bounds__(kWeightColumns* kWeightGroups) weights_kernel(const __grid_constant__ WeightsArgs a) {
   using Sums = ColumnSums<A, V>;
-  __shared__ __align__(16) char shared[kRowGroups / 2 * kColumnThreads * sizeof(Sums)];
+  __shared__ __align__(16) char shared[kWeightGroups / 2 * kWeightColumns * sizeof(Sums)];
   Sums* const waiting_sums = reinterpret_cast<Sums*>(shared);
   wait_for_previous_kernel();
   allow_next_kernel();
   const RowsCall& call = a.call;
-  const int64_t column = (int64_t{blockIdx.x} * kColumnThreads + threadIdx.x) * V;
+  const int64_t column = (int64_t{blockIdx.x} * kWeightColumns + threadIdx.x) * V;
   const bool there = column < call.length;
   constexpr int kUnitsOfChunk = kLanes / kUnitLanes;
   const int64_t chunk = blockIdx.y / kUnitsOfChunk * int64_t{kChunk};
@@ -264,11 +236,11 @@ __global__ void __launch_bounds__(kColumnThreads* kRowGroups) weights_kernel(con
   else if (left <= 2 * kLanes) take(std::integral_constant<int, 4>());
   else if (left <= 4 * kLanes) take(std::integral_constant<int, 2>());
   else take(std::integral_constant<int, 1>());
-  for (int step = 1; step < kRowGroups; step *= 2) {
+  for (int step = 1; step < kWeightGroups; step *= 2) {
     __syncthreads();
-    if (threadIdx.y % (2 * step) == step) waiting_sums[threadIdx.y / (2 * step) * kColumnThreads + threadIdx.x] = sums;
+    if (threadIdx.y % (2 * step) == step) waiting_sums[threadIdx.y / (2 * step) * kWeightColumns + threadIdx.x] = sums;
     __syncthreads();
-    if (threadIdx.y % (2 * step) == 0) sums = sums + waiting_sums[threadIdx.y / (2 * step) * kColumnThreads + threadIdx.x];
+    if (threadIdx.y % (2 * step) == 0) sums = sums + waiting_sums[threadIdx.y / (2 * step) * kWeightColumns + threadIdx.x];
   }
   if (threadIdx.y != 0) return;
   A* const weight = reinterpret_cast<A*>(a.partials) + blockIdx.y * (a.has_weight + a.has_bias) * call.length + column;
@@ -328,86 +300,70 @@ __global__ void __launch_bounds__(kJoinThreads) join_weights_kernel(const __grid
 
 // `first`, `second`: which results the partial sums are of.
 template <class A>
-cudaError_t start_join(const void* partials, int64_t length, int64_t count, const RowOperand& first, const RowOperand& second,
-                       bool has_second, Queue queue) {
-  JoinArgs a{
-      static_cast<const char*>(partials), length, has_second ? 2 * length : length, count, 1, l2_policy(), {first, second}};
-  const int side = a.pitch < 4096 ? 8 : kWarp, runs = kJoinThreads / side;  // few columns: more blocks
-  while (a.run * runs < count) a.run *= 2;
-  Grid grid;
-  grid.x = static_cast<uint32_t>((a.pitch + side - 1) / side);
-  const bool few = a.run <= kJoinBatch << (kUnrolledLevels - 1);
+cudaError_t start_join(const void* partials, int64_t length, const WeightsJoin& join, const RowOperand& first,
+                       const RowOperand& second, Queue queue) {
+  const JoinArgs a{static_cast<const char*>(partials), length, join.pitch, join.count, join.run, l2_policy(), {first, second}};
+  const bool few = join.run <= kJoinBatch << (kUnrolledLevels - 1);
   const auto kernel = few ? join_weights_kernel<A, kUnrolledLevels> : join_weights_kernel<A, kChunkLevels>;
-  return start_kernel(queue, grid, dim3(side, runs), 0, kernel, a);
-}
-
-int64_t units_of(const RowsCall& call) {
-  constexpr int kUnitsOfChunk = kLanes / kUnitLanes;
-  const int64_t chunks = call.rows / kChunk, rest = call.rows % kChunk;
-  return chunks * kUnitsOfChunk + (std::min<int64_t>(rest, kLanes) + kUnitLanes - 1) / kUnitLanes;
+  return start_kernel(queue, {static_cast<uint32_t>(join.blocks)}, dim3(join.side, join.runs), 0, kernel, a);
 }
 
 template <class T, class A, int V, RowLoads kLoads>
-cudaError_t start_weights(const RowWeightsCall& weights, void* workspace, const Device& device, cudaStream_t stream) {
-  const RowsCall& call = weights.call;
-  const bool streams = call.rows * call.length * 4 > device.l2_bytes, has_weight = weights.weight.data,
-             has_bias = weights.bias.data;
-  const WeightsArgs args{call, static_cast<char*>(workspace), has_weight, has_bias, l2_policy(streams)};
-  const int64_t units = units_of(call), side = kColumnThreads * V;
+cudaError_t start_weights(const RowWeightsCall& weights, const RowWeightsPlan& plan, void* workspace, Queue queue) {
+  const bool has_weight = weights.weight.data, has_bias = weights.bias.data;
+  const WeightsArgs args{weights.call, static_cast<char*>(workspace), has_weight, has_bias, l2_policy(plan.weights.streams)};
   Grid grid;
-  grid.x = static_cast<uint32_t>((call.length + side - 1) / side);
-  grid.y = static_cast<uint32_t>(units);
-  const Queue queue{stream, device.early};
+  grid.x = static_cast<uint32_t>(plan.weights.column_blocks);
+  grid.y = static_cast<uint32_t>(plan.weights.units);
   const cudaError_t error =
-      start_kernel(queue, grid, dim3(kColumnThreads, kRowGroups), 0, weights_kernel<T, A, V, kLoads>, args);
+      start_kernel(queue, grid, dim3(kWeightColumns, kWeightGroups), 0, weights_kernel<T, A, V, kLoads>, args);
   if (error != cudaSuccess) return error;
-  return start_join<A>(workspace, call.length, units, has_weight ? weights.weight : weights.bias, weights.bias,
-                       has_weight && has_bias, queue.next());
+  return start_join<A>(workspace, weights.call.length, plan.join, has_weight ? weights.weight : weights.bias, weights.bias,
+                       queue.next());
 }
 
-// Where x and g are T, side by side. Returns kNoKernel for other calls.
+// Where x and g are T, side by side.
 template <class T>
-cudaError_t start_typed_weights(const RowWeightsCall& weights, DType dtype, void* workspace, const Device& device,
-                                cudaStream_t stream) {
-  constexpr int V = 4;
-  const RowsCall& call = weights.call;
-  bool whole = call.length % (kGranule / sizeof(T)) == 0, around = true;
-  for (RowOperandName name : {kRowX, kRowG}) {
-    if (call.operands[name].dtype != dtype || !is_contiguous(call, name)) return kNoKernel;
-    whole = whole && is_aligned(call, name);
-    const InputSpan memory = span_of(call, name);
-    around =
-        around && (reinterpret_cast<uintptr_t>(memory.begin) | reinterpret_cast<uintptr_t>(memory.end)) % (V * sizeof(T)) == 0;
+cudaError_t start_typed_weights(const RowWeightsCall& weights, const RowWeightsPlan& plan, void* workspace, Queue queue) {
+  constexpr int V = kWeightVector;
+  switch (plan.weights.loads) {
+    case RowLoads::whole: return start_weights<T, float, V, RowLoads::whole>(weights, plan, workspace, queue);
+    case RowLoads::around: return start_weights<T, float, V, RowLoads::around>(weights, plan, workspace, queue);
+    default: return start_weights<T, float, V, RowLoads::each>(weights, plan, workspace, queue);
   }
-  if (whole) return start_weights<T, float, V, RowLoads::whole>(weights, workspace, device, stream);
-  if (around) return start_weights<T, float, V, RowLoads::around>(weights, workspace, device, stream);
-  return start_weights<T, float, V, RowLoads::each>(weights, workspace, device, stream);
+}
+
+cudaError_t run_weights(const RowWeightsCall& weights, const RowWeightsPlan& plan, void* workspace, Queue queue) {
+  if (weights.call.wide) return start_weights<void, double, 1, RowLoads::each>(weights, plan, workspace, queue);
+  if (!plan.weights.typed) return start_weights<void, float, 1, RowLoads::each>(weights, plan, workspace, queue);
+  switch (weights.call.operands[kRowX].dtype) {
+    case DType::Float: return start_typed_weights<float>(weights, plan, workspace, queue);
+    case DType::Half: return start_typed_weights<Half>(weights, plan, workspace, queue);
+    default: return start_typed_weights<BFloat16>(weights, plan, workspace, queue);
+  }
+}
+
+cudaError_t run_compiled(const RowsCall& call, const RowsPlan& plan, Queue queue) {
+  const bool backward = is_backward(call.function);
+  switch (call.operands[kRowX].dtype) {
+    case DType::Half: return (backward ? run_half_rows_backward : run_half_rows)(call, plan, queue);
+    case DType::BFloat16: return (backward ? run_bfloat16_rows_backward : run_bfloat16_rows)(call, plan, queue);
+    default: return (backward ? run_float_rows_backward : run_float_rows)(call, plan, queue);
+  }
 }
 
 }  // namespace
 
-cudaError_t run_compiled_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  if (!device.native) return kNoKernel;
-  const bool backward = is_backward(call.function);
-  switch (call.operands[kRowX].dtype) {
-    case DType::Float:
-    case DType::Double: return (backward ? run_float_rows_backward : run_float_rows)(call, device, stream);
-    case DType::Half: return (backward ? run_half_rows_backward : run_half_rows)(call, device, stream);
-    case DType::BFloat16: return (backward ? run_bfloat16_rows_backward : run_bfloat16_rows)(call, device, stream);
-    default: return kNoKernel;
-  }
-}
-
-cudaError_t run_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  const cudaError_t error = run_compiled_rows(call, device, stream);
-  if (error != kNoKernel) return error;
+cudaError_t run_rows(const RowsCall& call, const RowsPlan& plan, const Device& device, cudaStream_t stream) {
+  const Queue queue{stream, device.early};
+  if (plan.is_compiled()) return run_compiled(call, plan, queue);
   return with_row_function(call.function, [&](auto f) {
-    return call.wide ? start_any<f.value, double>(call, device, stream) : start_any<f.value, float>(call, device, stream);
+    return call.wide ? start_any<f.value, double>(call, plan, queue) : start_any<f.value, float>(call, plan, queue);
   });
 }
 
 cudaError_t run_rows(const RowStepCall& step, cudaStream_t stream) {
-  const unsigned blocks = blocks_of(step.call.rows * step.call.length);
+  const uint32_t blocks = plan_steps(step.call.rows * step.call.length).x;
   with_row_function(step.call.function, [&](auto f) {
     if (step.call.wide) step_kernel<f.value, double><<<blocks, kStepThreads, 0, stream>>>(step);
     else step_kernel<f.value, float><<<blocks, kStepThreads, 0, stream>>>(step);
@@ -416,79 +372,25 @@ cudaError_t run_rows(const RowStepCall& step, cudaStream_t stream) {
 }
 
 cudaError_t run_rows(const RowFinishCall& call, cudaStream_t stream) {
+  const uint32_t blocks = plan_steps(call.rows).x;
   with_row_function(call.function, [&](auto f) {
-    if (call.wide) finish_kernel<f.value, double><<<blocks_of(call.rows), kStepThreads, 0, stream>>>(call);
-    else finish_kernel<f.value, float><<<blocks_of(call.rows), kStepThreads, 0, stream>>>(call);
+    if (call.wide) finish_kernel<f.value, double><<<blocks, kStepThreads, 0, stream>>>(call);
+    else finish_kernel<f.value, float><<<blocks, kStepThreads, 0, stream>>>(call);
   });
   return cudaGetLastError();
 }
 
-NormPlan norm_plan(const RowsCall& input, const RowWeightsCall& weights, const Device& device) {
-  const DType t = input.operands[kRowX].dtype;
-  const int64_t n = input.length, size = info(t).size;
-  const bool centered = has_mean(input.function);
-  if (!device.native || !device.early || input.wide || input.along.rank > 1) return {};
-  if (t != DType::Float && t != DType::Half && t != DType::BFloat16) return {};
-  for (RowOperandName name : {kRowX, kRowG, kRowY}) {
-    const bool is_one = name == kRowY || is_contiguous(weights.call, name);
-    if (input.operands[name].dtype != t || !is_contiguous(input, name) || !is_one || !is_aligned(input, name)) return {};
-  }
-  const RowOperand& weight = input.operands[kRowWeight];
-  if (weight.data && ((weight.dtype != t && weight.dtype != DType::Float) || !is_contiguous(input, kRowWeight))) return {};
-  if (n * size % kGranule != 0 || n < kLeastNormRow || n > kMostNormRow || (!centered && !weights.weight.data)) return {};
-
-  NormPlan plan;
-  plan.depth = n <= kLanes ? 1 : n <= 2 * kLanes ? 2 : n <= 4 * kLanes ? 4 : 8;
-  plan.vector = n <= 4 * kWarp || plan.depth == 8 ? 4 : 8;
-  const int64_t chunks = (n + kChunk - 1) / kChunk, all = n < kLanes ? n / plan.vector : chunks * kLanes / plan.vector;
-  plan.threads = kWarp;
-  while (plan.threads < all) plan.threads *= 2;
-  // Groups share a block, and the weights in its memory, but not where a few lanes of rows would leave multiprocessors idle.
-  const int64_t lanes = input.rows / kChunk * kLanes + std::min<int64_t>(input.rows % kChunk, kLanes);
-  const int64_t most = device.shared_bytes / norm_blocks(plan.vector * plan.depth) - kNormStaticBytes, stage = 2 * n * size;
-  const auto bytes = [&](int64_t stages) {
-    return plan.groups * stages * stage + (1 + plan.groups / 2) * n * static_cast<int64_t>(sizeof(float));
-  };
-  plan.groups = kNormThreads / plan.threads;
-  while (plan.groups > 1 && (bytes(2) > most || lanes / plan.groups < device.multiprocessors)) plan.groups /= 2;
-  if (bytes(2) > most) return {};
-  plan.stages = 2;
-  while (plan.stages < kMostNormStages && bytes(plan.stages + 1) <= most) ++plan.stages;
-  plan.shared_bytes = static_cast<int>(bytes(plan.stages));
-  plan.units = (lanes + plan.groups - 1) / plan.groups;
-  return plan;
-}
-
-int64_t workspace_of(const RowsCall* input, const RowWeightsCall& weights, const Device& device) {
-  const NormPlan plan = input ? norm_plan(*input, weights, device) : NormPlan();
-  const int64_t rows = plan.depth ? plan.units : units_of(weights.call);
-  return rows * weights.call.length * 2 * (weights.call.wide ? 8 : 4);
-}
-
-static cudaError_t run_weights(const RowWeightsCall& weights, void* workspace, const Device& device, cudaStream_t stream) {
-  if (weights.call.wide) return start_weights<void, double, 1, RowLoads::each>(weights, workspace, device, stream);
-  cudaError_t error = kNoKernel;
-  switch (weights.call.operands[kRowX].dtype) {
-    case DType::Float: error = start_typed_weights<float>(weights, DType::Float, workspace, device, stream); break;
-    case DType::Half: error = start_typed_weights<Half>(weights, DType::Half, workspace, device, stream); break;
-    case DType::BFloat16: error = start_typed_weights<BFloat16>(weights, DType::BFloat16, workspace, device, stream); break;
-    default: break;
-  }
-  return error == kNoKernel ? start_weights<void, float, 1, RowLoads::each>(weights, workspace, device, stream) : error;
-}
-
-cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& weights, void* workspace, const Device& device,
-                     cudaStream_t stream) {
-  const NormPlan plan = input ? norm_plan(*input, weights, device) : NormPlan();
-  if (plan.depth) {
-    const Queue queue{stream, device.early};
-    if (cudaError_t error = launch_norm_backward(plan, *input, static_cast<float*>(workspace), device, stream)) return error;
-    return start_join<float>(workspace, input->length, plan.units, weights.weight, weights.bias, has_mean(input->function),
-                             queue.next());
+cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& weights, const RowWeightsPlan& plan, void* workspace,
+                     const Device& device, cudaStream_t stream) {
+  const Queue queue{stream, device.early};
+  if (plan.is_one_kernel()) {
+    if (cudaError_t error = launch_norm_backward(plan.norm, *input, static_cast<float*>(workspace), device, stream))
+      return error;
+    return start_join<float>(workspace, input->length, plan.join, weights.weight, weights.bias, queue.next());
   }
   if (input)
-    if (cudaError_t error = run_rows(*input, device, stream)) return error;
-  return run_weights(weights, workspace, device, stream);
+    if (cudaError_t error = run_rows(*input, plan_rows(*input, device), device, stream)) return error;
+  return run_weights(weights, plan, workspace, queue);
 }
 
 }  // namespace gpureduce::cuda

@@ -36,15 +36,11 @@ struct RowsArgs {
   char* sum;                 // per row, of log_sum
 };
 
-// Threads of a block whose warps take whole rows, and the most of one that takes a part of a row and shares its multiprocessor
-// with blocks of other rows: while one of them computes, another one loads.
-constexpr int kFewRowThreads = 128;
 constexpr int kMostRowWarps = 32;
 constexpr int kChunkLevels = 40;  // of the tree above chunks
 
-// Threads per block at most: what its registers allow, where each thread holds 8 vectors per input.
 template <RowFunction f, class T>
-constexpr int kRowThreads = takes_grad(f) || sizeof(T) == 2 ? 512 : 1024;
+constexpr int kRowThreads = most_row_threads(f, sizeof(T));
 
 // The sum, or another join, of the values of a row's threads in a block, in every thread. Each warp has H groups of values, one
 // of each thread. `slots` has a place per warp, and no other join may use it before the next barrier.
@@ -591,79 +587,26 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
   }
 }
 
-// Whether an operand's rows have their elements side by side.
-inline bool is_contiguous(const RowsCall& call, RowOperandName name) {
-  if (!call.operands[name].data || call.across.rank == 0) return true;
-  return call.across.rank == 1 && call.across.dims[0].strides[name] == info(call.operands[name].dtype).size;
-}
-// The memory that an operand takes up.
-inline InputSpan span_of(const RowsCall& call, RowOperandName name) {
-  const RowOperand& operand = call.operands[name];
-  if (!operand.data) return {};
-  const char* end = operand.data + info(operand.dtype).size;
-  for (const RowDims* dims : {&call.along, &call.across})
-    for (int d = 0; d < dims->rank; ++d) end += (dims->dims[d].size - 1) * dims->dims[d].strides[name];
-  return {operand.data, end};
-}
-inline bool is_aligned(const RowsCall& call, RowOperandName name) {
-  if (!call.operands[name].data) return true;
-  uint64_t all = reinterpret_cast<uintptr_t>(call.operands[name].data);
-  for (int d = 0; d < call.along.rank; ++d) all |= static_cast<uint64_t>(call.along.dims[d].strides[name]);
-  return all % kGranule == 0;
-}
-
-// Whether some row of an operand begins at another place within a vector than the same row of `frame`.
-template <int V>
-bool is_moved(const RowsCall& call, RowOperandName name, RowOperandName frame) {
-  const RowOperand &a = call.operands[name], &b = call.operands[frame];
-  if (!a.data) return false;
-  const int64_t a_size = info(a.dtype).size, b_size = info(b.dtype).size;
-  bool moved = (reinterpret_cast<uintptr_t>(a.data) / a_size - reinterpret_cast<uintptr_t>(b.data) / b_size) % V != 0;
-  for (int d = 0; d < call.along.rank; ++d) {
-    const RowDim& dim = call.along.dims[d];
-    moved = moved || (dim.strides[name] / a_size - dim.strides[frame] / b_size) % V != 0;
+// The plan's kernel. R: the results.
+template <RowFunction f, class T, class R, bool kVectors>
+auto rows_kernel_of(RowsKernel planned) {
+  const auto kernel_of = [](auto kernel) {
+    constexpr RowsTile kTile = rows_tile(kernel.value, f, sizeof(T));
+    constexpr bool kOnce = kernel.value != RowsKernel::rounds;
+    return rows_kernel<f, T, R, kTile.groups, kTile.depth, kTile.rows, kVectors, kOnce>;
+  };
+  using std::integral_constant;
+  switch (planned) {
+    case RowsKernel::warp: return kernel_of(integral_constant<RowsKernel, RowsKernel::warp>());
+    case RowsKernel::pairs: return kernel_of(integral_constant<RowsKernel, RowsKernel::pairs>());
+    case RowsKernel::quads: return kernel_of(integral_constant<RowsKernel, RowsKernel::quads>());
+    case RowsKernel::chunks: return kernel_of(integral_constant<RowsKernel, RowsKernel::chunks>());
+    default: return kernel_of(integral_constant<RowsKernel, RowsKernel::rounds>());
   }
-  return moved;
 }
-
-// The kernel for rows that registers hold.
-template <RowFunction f, class T, class R>
-struct RowsKernel {
-  void (*kernel)(RowsArgs);
-  int threads, in_flight;  // per chunk, or per row that is shorter; and the most rows at once
-
-  // `places`: what a row takes up, and where it may begin within a vector, the places before it.
-  template <bool kVectors>
-  static RowsKernel of(int64_t places) {
-    constexpr int V = kGranule / sizeof(T), kWarps = kLanes / V / kWarp;  // per vector of each lane
-    constexpr int kVectorsAtOnce = takes_grad(f) || f == RowFunction::layer_norm ? 4 : 8, kGroups = std::min(kWarps, 4);
-    const auto kernel_of = [](auto groups, auto depth, auto rows) {
-      constexpr int H = groups, D = depth, U = rows;
-      return RowsKernel{rows_kernel<f, T, R, H, D, U, kVectors, true>, kWarps * kWarp / H, U};
-    };
-    using std::integral_constant;
-    constexpr integral_constant<int, 1> kOne;
-    constexpr integral_constant<int, 2> kTwo;
-    if (places <= kWarp * V) {
-      RowsKernel found = kernel_of(kOne, kOne, integral_constant<int, kVectorsAtOnce / 2>());
-      found.threads = 1;
-      while (found.threads * V < places) found.threads *= 2;
-      return found;
-    }
-    if (places <= 2 * kLanes)
-      return kernel_of(integral_constant<int, kGroups>(), kTwo,
-                       integral_constant<int, std::max(1, kVectorsAtOnce / 2 / kGroups)>());
-    if (places <= 4 * kLanes) return kernel_of(kTwo, integral_constant<int, 4>(), kOne);
-    return kernel_of(kOne, integral_constant<int, kDepth>(), kOne);
-  }
-};
-
-constexpr int kFullThreads = 1024;  // of a multiprocessor, whose loads keep its memory busy
 
 template <RowFunction f, class T, class R>
-cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  constexpr int V = kGranule / sizeof(T), kMost = kRowThreads<f, T>;
-  const int64_t n = call.length;
+cudaError_t start_rows(const RowsCall& call, const RowsPlan& plan, Queue queue) {
   RowsArgs a{};
   a.x = span_of(call, kRowX);
   a.g = span_of(call, kRowG);
@@ -672,67 +615,25 @@ cudaError_t start_rows(const RowsCall& call, const Device& device, cudaStream_t 
   a.y = call.operands[kRowY].data;
   a.mean = static_cast<char*>(call.mean);
   a.r = static_cast<char*>(call.r);
+  a.sum = static_cast<char*>(call.sum);
   a.loss = call.loss;
   a.along = call.along;
   a.rows = call.rows;
-  a.length = n;
+  a.length = call.length;
   a.eps = call.eps;
   const DType weight = call.operands[kRowWeight].data ? call.operands[kRowWeight].dtype : call.operands[kRowBias].dtype;
   a.float_weight = weight == DType::Float;
-  bool vectors = n % V == 0;
-  for (RowOperandName name : {kRowX, kRowG, kRowWeight, kRowBias, kRowY}) vectors = vectors && is_aligned(call, name);
-
-  const RowOperandName frame = has_result(f) ? kRowY : kRowX;
-  a.x_moved = is_moved<V>(call, kRowX, frame);
-  a.g_moved = is_moved<V>(call, kRowG, frame);
-
-  const auto power_of_two = [](int64_t least) {
-    int64_t n = 1;
-    while (n < least) n *= 2;
-    return n;
-  };
-  auto chosen = vectors ? RowsKernel<f, T, R>::template of<true>(n) : RowsKernel<f, T, R>::template of<false>(n + V - 1);
-  // Blocks take runs of chunks, whose number is a power of two, and the last one what is left.
-  const int64_t all = (n + kChunk - 1) / kChunk * chosen.threads;
-  const int most_blocks = device.clusters ? kMaxCluster : 1;
-  const bool in_block = all <= kMost && call.rows >= 2 * device.multiprocessors;  // a block waits for itself alone
-  int64_t run = std::min<int64_t>(power_of_two(all), in_block ? kMost : std::max(chosen.threads, kFewRowThreads));
-  while (run * most_blocks < all) run *= 2;
-  a.threads = static_cast<int>(std::min<int64_t>(run, kMost));
+  a.x_moved = plan.x_moved;
+  a.g_moved = plan.g_moved;
+  a.threads = plan.threads;
   a.log_threads = __builtin_ctz(a.threads);
-  a.rounds = static_cast<int>(run / a.threads);
-  a.cluster = static_cast<int>((all + run - 1) / run);
-  const bool once = a.rounds == 1;
-  if (!once)
-    chosen.kernel =
-        vectors ? rows_kernel<f, T, R, 1, kDepth, 1, true, false> : rows_kernel<f, T, R, 1, kDepth, 1, false, false>;
-  if (!once && call.sum) return kNoKernel;  // sums of exponentials cut long rows over the whole GPU
-  a.sum = static_cast<char*>(call.sum);
-  const int64_t bytes = call.rows * n * static_cast<int64_t>(sizeof(T)) * (takes_grad(f) ? 2 : 1);
-  a.policy = l2_policy(once && bytes > device.l2_bytes / 2);
+  a.rounds = plan.rounds;
+  a.cluster = plan.cluster;
+  a.in_flight = plan.in_flight;
+  a.policy = l2_policy(plan.streams);
   a.weight_policy = l2_policy();
-  const int block_rows = a.threads > kWarp ? 1 : kFewRowThreads / a.threads;
-  // Several rows at once only where every multiprocessor has threads enough.
-  const int64_t full = call.rows * a.threads / (int64_t{kFullThreads} * device.multiprocessors);
-  a.in_flight = static_cast<int>(std::clamp<int64_t>(full, 1, chosen.in_flight));
-  const int64_t rows = int64_t{block_rows} * a.in_flight, blocks = (call.rows + rows - 1) / rows * a.cluster;
-  if (blocks >= kMaxGrid) return kNoKernel;
-  Grid grid;
-  grid.x = static_cast<uint32_t>(blocks);
-  grid.cluster = static_cast<uint32_t>(a.cluster);
-  return start_kernel({stream, device.early}, grid, dim3(block_rows * a.threads), 0, chosen.kernel, a);
-}
-
-// Whether the kernels of elements T and results R take a call.
-template <class T, class R>
-bool takes_rows(const RowsCall& call, DType t, DType r) {
-  const auto is = [&](RowOperandName name, DType dtype) {
-    return !call.operands[name].data || call.operands[name].dtype == dtype;
-  };
-  for (RowOperandName name : {kRowX, kRowG, kRowWeight, kRowBias, kRowY})
-    if (!is_contiguous(call, name)) return false;
-  const bool weights = (is(kRowWeight, t) && is(kRowBias, t)) || (is(kRowWeight, DType::Float) && is(kRowBias, DType::Float));
-  return is(kRowX, t) && is(kRowG, t) && weights && is(kRowY, r);
+  const auto kernel = plan.vectors ? rows_kernel_of<f, T, R, true>(plan.kernel) : rows_kernel_of<f, T, R, false>(plan.kernel);
+  return start_kernel(queue, plan.grid(), dim3(plan.block_threads()), 0, kernel, a);
 }
 
 }  // namespace gpureduce::cuda

@@ -4,7 +4,9 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/native/Resize.h>
 
+#include "../core/plan/rows.h"
 #include "../core/torch/applied.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/gradient.h"
 #include "../core/torch/results.h"
 #include "../core/torch/workspace.h"
@@ -93,27 +95,49 @@ RowsCall make_call(RowFunction function, const Operands& operands, const DimMask
   return call;
 }
 
+#ifdef GPUREDUCE_WITH_CUDA
+static void launch(const RowsCall& call, const cuda::RowsPlan& plan, const Tensor& like) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  const auto stream = c10::cuda::getCurrentCUDAStream(like.device().index());
+  C10_CUDA_CHECK(cuda::run_rows(call, plan, cuda::facts(like.device()), stream));
+}
+#endif
+
 void run(const RowsCall& call, const Tensor& like) {
   if (call.rows == 0 || call.length == 0) return;
+  if (Explanation* const e = explanation())
+    return e->tell(
+        like.device(), cuda::text_of(call), "row", [&](const Device& gpu) { return cuda::plan_rows(call, gpu).str(call); },
+        [&] { cpu::run(call); });
 #ifdef GPUREDUCE_WITH_CUDA
-  if (like.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(like.device());
-    C10_CUDA_CHECK(cuda::run_rows(call, cuda::facts(like.device()), c10::cuda::getCurrentCUDAStream(like.device().index())));
-    return;
-  }
+  if (like.is_cuda()) return launch(call, cuda::plan_rows(call, cuda::facts(like.device())), like);
 #endif
   cpu::run(call);
+}
+
+// What run() launches for gradients of weights.
+static void explain(Explanation& e, const RowsCall* input, const RowWeightsCall& weights, const Tensor& like) {
+  const Device* const gpu = e.gpu(like.device());
+  const cuda::RowWeightsPlan plan = gpu ? cuda::plan_weights(input, weights, *gpu) : cuda::RowWeightsPlan();
+  if (input && !plan.is_one_kernel()) run(*input, like);
+  const std::string what = std::string(weights.weight.data ? "weight" : "") +
+                           (weights.weight.data && weights.bias.data ? " and " : "") + (weights.bias.data ? "bias" : "");
+  const RowsCall& call = plan.is_one_kernel() ? *input : weights.call;
+  e.tell(
+      like.device(), "gradient of " + what + ": " + cuda::text_of(call), "strip of 64 column",
+      [&](const Device&) { return plan.str(weights); }, [&] { cpu::run(weights); });
 }
 
 // The gradients of weights, and of the input where `input` is its call.
 void run(const RowsCall* input, const RowWeightsCall& weights, const Tensor& like) {
   if (weights.call.length == 0 || weights.call.rows == 0) return;
+  if (Explanation* const e = explanation()) return explain(*e, input, weights, like);
 #ifdef GPUREDUCE_WITH_CUDA
   if (like.is_cuda()) {
     const Device& facts = cuda::facts(like.device());
-    const int64_t bytes = cuda::workspace_of(input, weights, facts);
-    return cuda::with_workspace(like.device(), bytes, [&](void* workspace, cudaStream_t stream) {
-      return cuda::run_rows(input, weights, workspace, facts, stream);
+    const cuda::RowWeightsPlan plan = cuda::plan_weights(input, weights, facts);
+    return cuda::with_workspace(like.device(), plan.workspace_bytes, [&](void* workspace, cudaStream_t stream) {
+      return cuda::run_rows(input, weights, plan, workspace, facts, stream);
     });
   }
 #endif
@@ -195,16 +219,17 @@ GPUREDUCE_HANDLE(finish_rows, "_finish_rows",
 
 // Runs a call, unless it had better be computed by parts, and returns false then.
 bool run_unless_by_parts(const RowsCall& call, const Tensor& like) {
+  const Device* const gpu = call.rows * call.length >= kFewElements ? gpu_of(like.device()) : nullptr;
+  if (gpu) {
+    const cuda::RowsPlan plan = cuda::plan_rows(call, *gpu);
+    if (!plan.is_compiled()) return false;
 #ifdef GPUREDUCE_WITH_CUDA
-  if (like.is_cuda() && call.rows * call.length >= kFewElements) {
-    const c10::cuda::CUDAGuard guard(like.device());
-    const auto stream = c10::cuda::getCurrentCUDAStream(like.device().index());
-    const cudaError_t error = cuda::run_compiled_rows(call, cuda::facts(like.device()), stream);
-    if (error == cuda::kNoKernel) return false;
-    C10_CUDA_CHECK(error);
-    return true;
-  }
+    if (!explanation()) {
+      launch(call, plan, like);
+      return true;
+    }
 #endif
+  }
   run(call, like);
   return true;
 }

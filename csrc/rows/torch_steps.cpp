@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "../core/plan/rows.h"
+#include "../core/torch/explain.h"
 #include "cpu.h"
 #include "torch.h"
 
@@ -35,8 +37,17 @@ Enum named(std::string_view name, const char* const (&names)[n], const char* fun
   TORCH_CHECK_VALUE(false, function, ": there is no ", what, " '", name, "'");
 }
 
+int64_t count_of(const RowStepCall& step) { return step.call.rows * step.call.length; }
+int64_t count_of(const RowFinishCall& call) { return call.rows; }
+const char* kernel_of(const RowStepCall&) { return "step"; }
+const char* kernel_of(const RowFinishCall&) { return "finish"; }
+
 template <class Call>
 void run_call(const Call& call, const Tensor& like) {
+  if (Explanation* const e = explanation())
+    return e->tell(
+        like.device(), "", "row", [&](const Device&) { return cuda::explain_steps(kernel_of(call), count_of(call)); },
+        [&] { cpu::run(call); });
 #ifdef GPUREDUCE_WITH_CUDA
   if (like.is_cuda()) {
     const c10::cuda::CUDAGuard guard(like.device());

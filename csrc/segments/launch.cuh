@@ -43,10 +43,7 @@ SegmentOutput<Acc> output_of(const Segments& s) {
   return {s.reduction.output, s.reduction.out, s.reduction.finish};
 }
 
-inline uint64_t policy_of(const SegmentsLaunch& launch) {
-  const Reduction& r = launch.segments.reduction;
-  return l2_policy(r.problem.outputs * launch.segments.length * info(r.in).size > launch.device.l2_bytes / 4);
-}
+inline uint64_t policy_of(const SegmentsLaunch& launch) { return l2_policy(launch.plan.streams); }
 
 // The second kernels depend on the accumulator alone. Each is compiled once: with PTX (segments.cu) if the first kernels read
 // any dtype, and without (native/joins.cu) if they are compiled for a dtype.

@@ -7,7 +7,6 @@
 
 namespace gpureduce::cuda {
 
-constexpr int kJoinWarps = 16;   // warps per block that joins partial sums
 constexpr int kJoinLevels = 32;  // levels of the tree above a thread's runs of partial sums
 
 // The index of a chunk's sum in the workspace, if its segment has several chunks. A segment's last chunk may begin near the

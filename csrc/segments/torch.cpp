@@ -10,7 +10,9 @@
 #include "segments.h"
 #endif
 
+#include "../core/plan/segments.h"
 #include "../core/torch/applied.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/gradient.h"
 #include "../core/torch/plumbing.h"
 #include "../core/torch/workspace.h"
@@ -109,6 +111,10 @@ at::Tensor checked_ends(const char* name, const at::Tensor& data, const at::Tens
 // --- backends ---------------------------------------------------------------------------------------------------------------
 
 void run_segments(const Segments& segments, at::Device device) {
+  if (Explanation* const e = explanation())
+    return e->tell(
+        device, cuda::text_of(segments), "task",
+        [&](const Device& gpu) { return cuda::plan_segments(segments, gpu).str(segments); }, [&] { cpu::run(segments); });
 #ifdef GPUREDUCE_WITH_CUDA
   if (!device.is_cuda()) return cpu::run(segments);
   const Device& facts = cuda::facts(device);

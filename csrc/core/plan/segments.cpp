@@ -1,6 +1,7 @@
 #include "segments.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "../problem/nest.h"
 #include "plan.h"
@@ -117,7 +118,44 @@ SegmentPlan plan_segments(const Segments& s, const Device& device) {
   const bool doubles = plan.kernel == SegmentKernel::converted &&
                        (a == Accumulator::f32 || a == Accumulator::f64 || a == Accumulator::largest_f32);
   plan.workspace_bytes = plan.joins ? partials * (doubles ? 2 : 1) * size_of(a) : 0;
+  plan.streams = s.reduction.problem.outputs * s.length * info(s.reduction.in).size > device.l2_bytes / 4;
+  const bool columns = plan.kernel == SegmentKernel::columns;
+  plan.join_column_tiles = columns ? ceil_div(s.reduction.problem.outputs, kWarp) : 1;
+  const int64_t joined = columns ? ceil_div(s.length, int64_t{1} << plan.piece_bits) : plan.tiles;
+  plan.join_blocks = plan.joins ? ceil_div(joined, kJoinWarps) * plan.join_column_tiles : 0;
   return plan;
+}
+
+std::string text_of(const Segments& s) {
+  const Reduction& r = s.reduction;
+  std::ostringstream text;
+  text << "segments of " << info(r.in).name << " -> " << info(r.out).name << ", added in " << name_of(r.accumulator)
+       << (r.addends == Addends::exponents ? ", as exponentials" : "") << "\n"
+       << s.count << (s.count == 1 ? " segment" : " segments") << " of " << s.length << (s.gather.numbers ? " gathered" : "")
+       << " rows of " << r.problem.outputs << (s.gather.weights ? ", weighted" : "");
+  return text.str();
+}
+
+std::string SegmentPlan::str(const Segments& s) const {
+  constexpr const char* kNames[] = {"rows", "columns", "rows, converted"};
+  const bool is_columns = kernel == SegmentKernel::columns;
+  std::ostringstream text;
+  text << "kernel segment " << kNames[static_cast<int>(kernel)] << ": ";
+  if (is_columns)
+    text << vector * sides << (vector * sides == 1 ? " column" : " columns") << " a thread" << (sides > 1 ? ", apart" : "")
+         << ", " << (1 << width_bits) << " threads side by side, " << (1 << part_bits)
+         << " below each other on a short segment";
+  else text << "a warp a tile of " << tile << " positions";
+  if (streams) text << ", streamed through the L2";
+  text << "\nblock: " << (is_columns ? kColumnThreads : kWarp) << " threads; grid " << blocks * (is_columns ? column_tiles : 1)
+       << "; " << tiles << (tiles == 1 ? " tile" : " tiles");
+  if (is_columns) text << " of " << tile << " rows of longer segments than " << short_rows;
+  if (joins)
+    text << "\nkernel join_segment_" << (is_columns ? "columns" : "rows") << ": a warp a tile\nblock: " << kJoinWarps * kWarp
+         << " threads; grid " << join_blocks;
+  text << "\nworkspace: " << workspace_bytes
+       << " bytes; must move: " << s.reduction.problem.outputs * s.length * info(s.reduction.in).size << " bytes";
+  return text.str();
 }
 
 }  // namespace gpureduce::cuda

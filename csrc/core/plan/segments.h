@@ -1,6 +1,8 @@
 // Which kernel takes segments, and how it cuts the work. Pure C++.
 #pragma once
 
+#include <string>
+
 #include "../api.h"
 #include "../problem/segment.h"
 #include "gpu.h"
@@ -18,6 +20,7 @@ constexpr int kAtOnce = 4;           // segments that a thread looks at together
 constexpr int kPartRows = 128,
               kLeastPartRows = 32;  // rows per group: at most, and at least if there are few rows
 constexpr int kMostTileRows = kChunk;
+constexpr int kJoinWarps = 16;  // of a block that joins parts
 constexpr int kLaneBits = 9, kChunkBits = 12;
 static_assert(1 << kLaneBits == kLanes && 1 << kChunkBits == kChunk);
 
@@ -42,19 +45,26 @@ struct SegmentPlan {
   int64_t tile, tiles;  // positions per tile (segments/places.cuh), or rows per tile of columns; tiles in all
   int64_t row_tiles;    // rows: tiles per row
   // Of columns:
-  int vector, sides;        // columns per thread: `sides` loads of `vector` neighbours
-  int width_bits;           // log2 of the threads per group
-  int part_bits;            // log2 of the groups that share a short segment
-  int run;                  // short segments that these groups take one after the other
-  int short_rows;           // most rows of a short segment
-  int piece_bits;           // log2 of the most rows of a piece of a longer segment
-  int64_t column_tiles;     // side by side
-  int64_t blocks;           // of the grid; of columns, per column tile: first the tiles, then the short segments
-  bool joins;               // segments may have parts in several tiles: a second kernel writes their results
-  int64_t workspace_bytes;  // for the sums of parts
+  int vector, sides;                       // columns per thread: `sides` loads of `vector` neighbours
+  int width_bits;                          // log2 of the threads per group
+  int part_bits;                           // log2 of the groups that share a short segment
+  int run;                                 // short segments that these groups take one after the other
+  int short_rows;                          // most rows of a short segment
+  int piece_bits;                          // log2 of the most rows of a piece of a longer segment
+  int64_t column_tiles;                    // side by side
+  int64_t blocks;                          // of the grid; of columns, per column tile: first the tiles, then the short segments
+  bool joins;                              // segments may have parts in several tiles: a second kernel writes their results
+  int64_t join_blocks, join_column_tiles;  // of that kernel, a warp for each tile; 32 columns of columns side by side
+  bool streams;                            // the L2 evicts what is read first
+  int64_t workspace_bytes;                 // for the sums of parts
+
+  GPUREDUCE_API std::string str(const Segments& segments) const;
 };
 
 GPUREDUCE_API SegmentPlan plan_segments(const Segments& segments, const Device& device);
+
+// Segments in words.
+GPUREDUCE_API std::string text_of(const Segments& segments);
 
 // True if kernels are compiled for segments of a family's dtypes.
 constexpr bool has_segments(Family f) { return f == Family::single || f == Family::half || f == Family::integer; }

@@ -5,6 +5,7 @@
 
 #include "../cpu/apply.h"
 #include "batch.h"
+#include "explain.h"
 #include "gradient.h"
 
 #ifdef GPUREDUCE_WITH_CUDA
@@ -128,6 +129,15 @@ void run_on_cpu(at::TensorIterator& iterator, const Operands& operands, Formula 
 void run(const Operands& operands, Formula formula, double number) {
   const bool wide = computes_wide(formula, operands[1], operands[2]);
   at::TensorIterator iterator = iterator_of(operands);
+  if (Explanation* const e = explanation()) {
+    const int64_t count = iterator.numel();
+    const std::string what =
+        "formula " + std::string(kNames[static_cast<int>(formula)]) + " of " + std::to_string(count) + " elements";
+    return e->tell(
+        operands[0].device(), what + ", computed in " + (wide ? "float64" : "float32"), "element",
+        [](const Device&) { return "kernel apply: whole vectors where elements and results are aligned, 256 threads a block"; },
+        [&] { e->say_parts(count, at::internal::GRAIN_SIZE); });
+  }
 #ifdef GPUREDUCE_WITH_CUDA
   if (operands[0].is_cuda()) return run_on_gpu(iterator, operands, formula, wide, number);
 #endif

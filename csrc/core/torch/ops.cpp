@@ -14,6 +14,7 @@
 #include "../../pairs/torch_exponents.h"
 #include "../cpu/sum.h"
 #include "batch.h"
+#include "explain.h"
 #include "plumbing.h"
 #include "stages.h"
 
@@ -183,6 +184,7 @@ void compute(Operation op, const at::Tensor& self, const DimMask& reduce, bool k
   if (r.problem.length == 0) return fill_with_identity(op, out);
   watch.end(Stage::problem);
   if (r.map == Map::exponent) return run_logsumexp(r, self, tuning);
+  if (Explanation* const e = explanation()) return e->say(explained(r, self.device(), tuning));
 #ifdef GPUREDUCE_WITH_CUDA
   if (self.is_cuda()) {
     const Plan plan = cuda::plan(r, self.device(), tuning);
@@ -290,6 +292,8 @@ std::string explained(const Reduction& r, at::Device device, const Tuning& tunin
   text += std::string(" -> ") + info(r.out).name + ", added in " + name_of(r.accumulator) +
           (r.engine == Engine::converted ? ", each element converted first" : "") + "\n" + r.problem.str() + "\n";
   if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
+  if (const Explanation* const e = explanation(); e && device.is_cpu())
+    if (const Device* const gpu = e->gpu(device)) return text + make_plan(r, *gpu, tuning).str();
   if (device.is_cpu() && r.addends != Addends::values)
     return text + (has_columns(r.problem) ? "neighbouring outputs together, leaf by leaf" : "chunk by chunk");
   if (device.is_cpu()) return text + cpu::explain(r);

@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 
+#include "explain.h"
+
 namespace gpureduce::cpu {
 
 namespace {
@@ -11,6 +13,7 @@ namespace {
 int count() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 
 void parallel(int64_t begin, int64_t end, int64_t grain, Part part, const void* context) {
+  if (Explanation* const explained = explanation()) return explained->say_parts(end - begin, grain);
   at::parallel_for(begin, end, grain, [&](int64_t from, int64_t to) { part(context, from, to); });
 }
 

@@ -1,7 +1,5 @@
 #include "../launch.cuh"
 
-#include <algorithm>
-
 namespace gpureduce::cuda {
 
 namespace {
@@ -14,19 +12,14 @@ DimsOf<Place> nest_of_others(DimList<Dim> dims, int64_t count, Out out) {
   return nest_of<kFastRank, Place>(dims, count / last, out);
 }
 
-uint32_t blocks_of(int64_t warps, int threads) { return static_cast<uint32_t>(ceil_div(warps, threads / kWarp)); }
-
 template <class Source>
 cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, const Source& source, Queue queue) {
-  using T = typename Source::Type;
   using Place = typename Source::Place;
   const Problem& p = sum.problem;
   if (plan.kernel == ExactPlan::Kernel::short_rows) {
-    const int64_t rows = (kRowLoads >> plan.runs.log_steps) * plan.runs.side();
     const ExactShortRows<Source> args{source, plan.runs, static_cast<int8_t>(log2_up(plan.runs.length)), result,
                                       kept_nest<kFastRank, Place>(p)};
-    return start_kernel(queue, {blocks_of(ceil_div(p.outputs, rows), kRowThreads<T>)}, kRowThreads<T>, 0,
-                        exact_short_rows<Source>, args);
+    return start_kernel(queue, plan.grid, plan.threads, 0, exact_short_rows<Source>, args);
   }
   if (plan.kernel == ExactPlan::Kernel::rows) {
     const ExactRows<Source> args{source,
@@ -40,12 +33,10 @@ cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult&
                                  result,
                                  kept_nest<kFastRank, Place>(p),
                                  nest_of_others<Place>(p.reduced, p.length, [](const ReducedDim&) { return 0; })};
-    const Grid grid{blocks_of(p.outputs << plan.log_warps, kRowThreads<T>), static_cast<uint32_t>(plan.parts)};
-    return start_kernel(queue, grid, kRowThreads<T>, 0, exact_rows<Source>, args);
+    return start_kernel(queue, plan.grid, plan.threads, 0, exact_rows<Source>, args);
   }
-  const int64_t columns = p.kept.back().size, batches = p.outputs / columns, depth = std::min(batches, kMaxGridDepth);
   const ExactColumns<Source> args{source,
-                                  columns,
+                                  p.kept.back().size,
                                   p.length,
                                   plan.parts,
                                   plan.part_size,
@@ -56,23 +47,21 @@ cudaError_t start(const ExactSum& sum, const ExactPlan& plan, const ExactResult&
                                   p.kept.back().out_stride,
                                   nest_of_others<Place>(p.kept, p.outputs, [](const KeptDim& d) { return d.out_stride; }),
                                   reduced_nest<kFastRank, Place>(p)};
-  const Grid grid{static_cast<uint32_t>(plan.tiles * plan.parts), static_cast<uint32_t>(depth),
-                  static_cast<uint32_t>(ceil_div(batches, depth))};
-  return start_kernel(queue, grid, kColumnThreads<T>, 0, exact_columns<Source>, args);
+  return start_kernel(queue, plan.grid, plan.threads, 0, exact_columns<Source>, args);
 }
 
 template <class T>
-cudaError_t start_elements(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, bool streams, Queue queue) {
-  const OneTensor<T> source{static_cast<const T*>(sum.input), l2_policy(streams), {sum.negate, sum.nan_is_zero}};
+cudaError_t start_elements(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, Queue queue) {
+  const OneTensor<T> source{static_cast<const T*>(sum.input), l2_policy(plan.streams), {sum.negate, sum.nan_is_zero}};
   return start(sum, plan, result, source, queue);
 }
 
-cudaError_t start_products(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, bool streams, Queue queue) {
+cudaError_t start_products(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, Queue queue) {
   bool smaller = false;  // the second tensor, which then stays in the L2
   for (const KeptDim& d : sum.problem.kept) smaller |= d.second == 0;
   for (const ReducedDim& d : sum.problem.reduced) smaller |= d.second == 0;
-  const TwoTensors source{{sum.input, l2_policy(streams), sum.in},
-                          {sum.second, l2_policy(streams && !smaller), sum.second_dtype},
+  const TwoTensors source{{sum.input, l2_policy(plan.streams), sum.in},
+                          {sum.second, l2_policy(plan.streams && !smaller), sum.second_dtype},
                           plan.repeats,
                           sum.addends == ExactAddends::squares,
                           {sum.negate != sum.second_negate, false}};
@@ -81,13 +70,13 @@ cudaError_t start_products(const ExactSum& sum, const ExactPlan& plan, const Exa
 
 }  // namespace
 
-cudaError_t start_exact(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, bool streams, Queue queue) {
-  if (sum.addends != ExactAddends::elements) return start_products(sum, plan, result, streams, queue);
+cudaError_t start_exact(const ExactSum& sum, const ExactPlan& plan, const ExactResult& result, Queue queue) {
+  if (sum.addends != ExactAddends::elements) return start_products(sum, plan, result, queue);
   switch (sum.in) {
-    case DType::Float: return start_elements<float>(sum, plan, result, streams, queue);
-    case DType::BFloat16: return start_elements<BFloat16>(sum, plan, result, streams, queue);
-    case DType::Half: return start_elements<Half>(sum, plan, result, streams, queue);
-    case DType::Double: return start_elements<double>(sum, plan, result, streams, queue);
+    case DType::Float: return start_elements<float>(sum, plan, result, queue);
+    case DType::BFloat16: return start_elements<BFloat16>(sum, plan, result, queue);
+    case DType::Half: return start_elements<Half>(sum, plan, result, queue);
+    case DType::Double: return start_elements<double>(sum, plan, result, queue);
     default: return kNoKernel;
   }
 }

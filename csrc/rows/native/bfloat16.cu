@@ -2,11 +2,10 @@
 
 namespace gpureduce::cuda {
 
-cudaError_t run_bfloat16_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  if (call.wide) return kNoKernel;
+cudaError_t run_bfloat16_rows(const RowsCall& call, const RowsPlan& plan, Queue queue) {
   switch (result_dtype(call)) {
-    case DType::BFloat16: return launch_rows<BFloat16, BFloat16, false>(call, DType::BFloat16, DType::BFloat16, device, stream);
-    case DType::Float: return launch_softmaxes<BFloat16, float>(call, DType::BFloat16, DType::Float, device, stream);
+    case DType::BFloat16: return launch_rows<BFloat16, BFloat16, false>(call, plan, queue);
+    case DType::Float: return launch_softmaxes<BFloat16, float>(call, plan, queue);
     default: return kNoKernel;
   }
 }

@@ -2,9 +2,9 @@
 
 namespace gpureduce::cuda {
 
-cudaError_t run_float_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  if (call.wide) return launch_rows<double, double, false>(call, DType::Double, DType::Double, device, stream);
-  return launch_rows<float, float, false>(call, DType::Float, DType::Float, device, stream);
+cudaError_t run_float_rows(const RowsCall& call, const RowsPlan& plan, Queue queue) {
+  if (call.wide) return launch_rows<double, double, false>(call, plan, queue);
+  return launch_rows<float, float, false>(call, plan, queue);
 }
 
 }  // namespace gpureduce::cuda

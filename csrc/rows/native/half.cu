@@ -2,11 +2,10 @@
 
 namespace gpureduce::cuda {
 
-cudaError_t run_half_rows(const RowsCall& call, const Device& device, cudaStream_t stream) {
-  if (call.wide) return kNoKernel;
+cudaError_t run_half_rows(const RowsCall& call, const RowsPlan& plan, Queue queue) {
   switch (result_dtype(call)) {
-    case DType::Half: return launch_rows<Half, Half, false>(call, DType::Half, DType::Half, device, stream);
-    case DType::Float: return launch_softmaxes<Half, float>(call, DType::Half, DType::Float, device, stream);
+    case DType::Half: return launch_rows<Half, Half, false>(call, plan, queue);
+    case DType::Float: return launch_softmaxes<Half, float>(call, plan, queue);
     default: return kNoKernel;
   }
 }

@@ -1,0 +1,245 @@
+"""explain of each function: what it says, that nothing runs and nothing is written, and the plans of described GPUs."""
+
+import functools
+import re
+import types
+
+import pytest
+import torch
+
+import torch_reduce
+from torch_reduce._explain import _explained
+
+H200 = "multiprocessors=132"
+# Public functions that explain has no call of, and why.
+APART = {
+    "check_batch_invariance": "it calls a model, and compares what runs",
+    "contract": "it takes a device, and computes the pinned results",
+    "decompositions": "it takes no tensor",
+    "drift": "it calls two functions, and compares what runs",
+    "explain": "it explains",
+    "tune": "it runs plans",
+}
+
+
+def of(*shape, dtype=torch.float32):
+    return torch.ones(shape, dtype=dtype)
+
+
+INDEX = torch.tensor([3, 0, 3, 1] * 16)
+OFFSETS = torch.tensor([0, 5, 5, 64])
+MATRIX = of(64, 1024)
+EXPERTS = torch.tensor([[0, 1], [1, 2]] * 8)
+PLAN = torch_reduce.moe_plan(EXPERTS, 4)
+ADDED = (of(4, 1024), 0, INDEX, MATRIX)
+# {function: its arguments, and words that its text has on the CPU and of a GPU}
+ROWS = {
+    "softmax": ((MATRIX, 1), "softmax of 64 rows of 1024 Float"),
+    "log_softmax": ((MATRIX, 1), "log_softmax of 64 rows of 1024 Float"),
+    "rms_norm": ((MATRIX, 1024, of(1024)), "rms_norm of 64 rows of 1024 Float"),
+    "layer_norm": ((MATRIX, 1024, of(1024), of(1024)), "layer_norm of 64 rows of 1024 Float"),
+    "log_prob": ((MATRIX, INDEX), "log_sum of 64 rows of 1024 Float"),
+    "log_prob_of": ((MATRIX, of(16, 1024), INDEX), "log_sum of"),
+    "cross_entropy": ((MATRIX, INDEX), "quotient of 1 row of 64 Float"),
+}
+TABLE = ("sum", "mean", "nansum", "prod", "amax", "amin", "any", "all", "count_nonzero", "var", "std", "var_mean")
+CALLS = dict.fromkeys(TABLE, ((MATRIX, 1), "outputs 64, elements each 1024")) | ROWS
+CALLS |= {
+    "logsumexp": ((MATRIX, 1), "1024"),
+    "vector_norm": ((MATRIX, 2, 1), "outputs 64, elements each 1024"),
+    "powsum": ((MATRIX, 2, 1), "outputs 64, elements each 1024"),
+    "weighted_sum": ((MATRIX, of(1024), 1), "Float * Float -> Float"),
+    "dot": ((of(1024), of(1024)), "Float * Float -> Float"),
+    "segment_softmax": ((MATRIX, OFFSETS), "3 segments of 64 rows of 1024"),
+    "index_plan": ((INDEX, 4), "64"),
+    "index_add": (ADDED, "4 segments of 64 gathered rows of 1024"),
+    "index_add_": (ADDED, "4 segments of 64 gathered rows of 1024"),
+    "index_reduce": ((*ADDED, "mean"), "4 segments of 64"),
+    "index_reduce_": ((*ADDED, "mean"), "4 segments of 64"),
+    "scatter_add": ((of(4), 0, INDEX, of(64)), "64"),
+    "scatter_reduce": ((of(4), 0, INDEX, of(64), "sum"), "64"),
+    "embedding": ((INDEX, of(4, 8).requires_grad_()), "4 segments of 64"),
+    "embedding_bag": ((INDEX, of(4, 8), torch.tensor([0, 9, 64])), "2 segments of 64 gathered rows of 8"),
+    "bincount": ((INDEX, of(64)), "64"),
+    "gather_plan": ((INDEX, INDEX, 4), "64"),
+    "moe_plan": ((EXPERTS, 4), "32"),
+    "moe_dispatch": ((of(16, 8), PLAN), "rows of 8"),
+    "moe_combine": ((of(32, 8), PLAN), "rows of 8"),
+    "get_total_norm": (([of(9), of(5)],), "elements"),
+    "clip_grad_norm_": (([of(9).requires_grad_(), of(5).requires_grad_()], 1.0), "elements"),
+}
+for each in ("sum", "mean", "prod", "amax", "amin", "logsumexp"):
+    CALLS[f"segment_{each}"] = ((MATRIX, OFFSETS), "3 segments of 64 rows of 1024")
+for each in ("sum", "mean", "amax", "amin"):
+    CALLS[f"index_{each}"] = ((MATRIX, INDEX, 4), "4 segments of 64 gathered rows of 1024")
+    CALLS[f"gather_{each}"] = ((MATRIX, INDEX, INDEX, 4), "4 segments of 64 gathered rows of 1024")
+EXACT = {
+    "sum": (MATRIX, 1),
+    "mean": (MATRIX, 1),
+    "nansum": (MATRIX, 1),
+    "dot": (of(1024), of(1024)),
+    "weighted_sum": (MATRIX, of(1024), 1),
+    "vector_norm": (MATRIX, 2, 1),
+    "segment_sum": (MATRIX, OFFSETS),
+}
+
+
+def called(name):
+    """A function and its arguments, with gradients of parameters that clip_grad_norm_ scales."""
+    args = CALLS[name][0]
+    if name == "clip_grad_norm_":
+        for x in args[0]:
+            x.grad = torch.full_like(x, 3.0)
+    return getattr(torch_reduce, name), args
+
+
+def test_every_function_is_explained():
+    """Each public function that takes tensors has a call here, or a reason not to have one."""
+    public = {name for name in torch_reduce.__all__ if isinstance(getattr(torch_reduce, name), types.FunctionType)}
+    assert public == {*CALLS, *APART}
+    assert not {*CALLS} & {*APART}
+
+
+@pytest.mark.parametrize("gpu", ["", H200], ids=["cpu", "a described H200"])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_said(name, gpu):
+    """The problem in words, and launches: threads on the CPU, blocks and a grid on a GPU."""
+    function, args = called(name)
+    text = _explained(function, args, {}, gpu)
+    assert CALLS[name][1] in text, text
+    if gpu:
+        assert re.search(r"grid \d|kernel", text), text
+    else:
+        assert re.search(r"on \d+ thread|cpu", text), text
+
+
+@pytest.mark.parametrize("gpu", ["", H200], ids=["cpu", "a described H200"])
+@pytest.mark.parametrize("name", EXACT)
+def test_exact(name, gpu):
+    """Exact sums say so."""
+    text = _explained(getattr(torch_reduce, name), EXACT[name], dict(exact=True), gpu)
+    assert "exact" in text.split("\n", 1)[1], text
+    assert not gpu or re.search(r"kernel exact_\w+: .*\n.*block: \d+ threads; grid \d+", text), text
+
+
+def tensors_of(args):
+    return [x for x in torch.utils._pytree.tree_flatten(args)[0] if isinstance(x, torch.Tensor)]
+
+
+@pytest.mark.parametrize("gpu", ["", H200], ids=["cpu", "a described H200"])
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_written(name, gpu):
+    """Arguments keep their values, gradients, versions and graphs; out= keeps its size, too."""
+    function, args = called(name)
+    tensors = tensors_of(args)
+    kept = [(x.clone(), x._version, x.grad if x.grad is None else x.grad.clone(), x.grad_fn) for x in tensors]
+    versions = [x.grad._version for x in tensors if x.grad is not None]
+    _explained(function, args, {}, gpu)
+    for x, (value, version, grad, grad_fn) in zip(tensors, kept, strict=True):
+        assert torch.equal(x, value) and x._version == version and x.grad_fn is grad_fn
+        assert (x.grad is None and grad is None) or torch.equal(x.grad, grad)
+    assert versions == [x.grad._version for x in tensors if x.grad is not None]
+
+
+def test_out_is_not_written():
+    out = torch.full((3,), 7.0)
+    torch_reduce.explain(torch_reduce.sum, of(5, 4), 1, out=out[:0])
+    torch_reduce.explain(torch_reduce.softmax, of(3), 0, out=out)
+    assert out.tolist() == [7.0, 7.0, 7.0] and out._version == 0
+
+
+def test_calls_run_afterwards():
+    """Also after an error, which is the function's own."""
+    with pytest.raises(IndexError, match=r"^softmax\(\)|Dimension out of range"):
+        torch_reduce.explain(torch_reduce.softmax, of(3), 2)
+    assert torch_reduce.softmax(of(4), 0).tolist() == [0.25] * 4
+    torch_reduce.explain(torch_reduce.sum, of(3))
+    assert torch_reduce.sum(of(3)).item() == 3
+
+
+def test_backward_passes():
+    """An argument that requires a gradient shows the backward pass; weights' gradients are launches of their own."""
+    x, w = of(600, 96).requires_grad_(), of(96).requires_grad_()
+    call = functools.partial(_explained, torch_reduce.rms_norm, (x, 96, w), {})
+    assert "gradient of weight" in call() and "backward:" in call()
+    one, apart = call(H200), call("multiprocessors=132,early=0")
+    assert "kernel norm_backward, which gives the input's gradient, too" in one and "kernel weights" not in one
+    assert "kernel weights" in apart and "kernel join_weights" in apart and "rms_norm_backward of 600 rows" in apart
+    assert "backward" not in torch_reduce.explain(torch_reduce.rms_norm, x.detach(), 96)
+    with torch.no_grad():
+        assert "backward" not in torch_reduce.explain(torch_reduce.rms_norm, x, 96, w)
+
+
+def test_compositions():
+    """A function of one's own is explained by its parts."""
+    text = torch_reduce.explain(lambda x: torch_reduce.sum(x * 2, 1), of(3, 4))
+    assert text.index("torch.mul of (3, 4)") < text.index("sum\n") < text.index("outputs 3, elements each 4")
+    assert torch_reduce.explain(torch_reduce.sum, of(0, 4), 1) == "sum: nothing to launch"
+
+
+def test_short_form():
+    """A tensor comes with sum's arguments, by place and by name."""
+    x = of(3, 4)
+    assert torch_reduce.explain(x, 1) == torch_reduce.explain(input=x, dim=1)
+    assert torch_reduce.explain(x, 1) in "\n".join(
+        line.strip() for line in torch_reduce.explain(torch_reduce.sum, x, 1).splitlines()
+    )
+    with pytest.raises(TypeError, match=r"^explain\(\): argument 'input' \(position 1\) must be Tensor, not float"):
+        torch_reduce.explain(1.0)
+
+
+# --- plans of rows ----------------------------------------------------------------------------------------------------
+
+
+def rows(shape, dtype=torch.float32, gpu=H200, function=torch_reduce.softmax, *args):
+    x = torch.empty(shape, dtype=dtype)
+    text = _explained(function, (x, *(args or (-1,))), {}, gpu)
+    kernel, size, threads, count, grid = re.search(
+        r"kernel rows, (\w+): (.*)\n  block: (\d+) threads?, (\d+) rows?; grid (\d+)", text
+    ).groups()
+    cluster = re.search(r"(\d+) blocks a row as a cluster", text)
+    return kernel, size, int(threads), int(count), int(grid), int(cluster[1]) if cluster else 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_lengths_choose_kernels_of_rows(dtype):
+    """A warp has a row of up to 32 loads; then lanes of chunks are shared, up to all registers, and then rounds."""
+    vector = 16 // dtype.itemsize
+    for length, kernel in ((32 * vector, "warp"), (1024, "pairs"), (2048, "quads"), (4096, "chunks")):
+        assert rows((4000, length), dtype)[0] == kernel
+    assert rows((4, 1 << 20), dtype)[0] == "rounds"
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 7, 132])
+@pytest.mark.parametrize("shape", [(1, 5), (1000, 96), (3, 4096), (3, 4097), (400, 20000), (2, 50257), (9, 1 << 19)])
+def test_grids_of_rows_cover_all(shape, multiprocessors):
+    """Blocks have room for all rows, and a cluster's threads hold a row unless it is read in rounds."""
+    gpu = f"multiprocessors={multiprocessors}"
+    kernel, _, threads, count, grid, cluster = rows(shape, torch.bfloat16, gpu)
+    assert grid % cluster == 0 and cluster <= 8 and threads <= 512
+    assert (grid // cluster - 1) * count < shape[0] <= grid // cluster * count
+    if kernel not in ("rounds", "warp"):
+        assert cluster * threads * 64 >= shape[1]  # 8 loads of 8 elements
+    assert rows(shape, torch.bfloat16, gpu + ",clusters=0")[5] == 1
+
+
+def test_rows_without_kernels():
+    """Other dtypes, another layout, and machine code for another GPU: a kernel that takes anything."""
+    assert rows((4, 100), torch.float8_e5m2)[0] == "any"
+    assert rows((4, 100), gpu=H200 + ",native=0")[0] == "any"
+    assert rows((4, 100), torch.bfloat16)[0] == "warp"
+    assert "odd addresses" in rows((4, 101), torch.bfloat16)[1] and "odd" not in rows((4, 104), torch.bfloat16)[1]
+    assert "streamed" in rows((1 << 14, 4096))[1] and "streamed" not in rows((1 << 10, 4096))[1]
+
+
+@pytest.mark.parametrize("length", [64, 96, 1024, 4096, 16384, 100, 16388, 20000])
+def test_one_kernel_for_gradients_of_norms(length):
+    """It takes whole granules of 64 to 16,384 elements, has room in shared memory, and a grid that is resident."""
+    x, w = torch.empty(3000, length, dtype=torch.bfloat16).requires_grad_(), torch.empty(length).requires_grad_()
+    text = _explained(torch_reduce.rms_norm, (x, length, w), {}, H200)
+    found = re.search(r"block: (\d+) threads, (\d+) rows? at a time, (\d) of each in (\d+) bytes.*; grid (\d+)", text)
+    assert bool(found) == (length % 8 == 0 and 64 <= length <= 16384), text
+    if found:
+        threads, groups, stages, shared, grid = map(int, found.groups())
+        assert threads <= 512 and threads % groups == 0 and stages >= 2 and grid <= 2 * 132
+        assert groups * stages * 4 * length < shared <= 227 << 10
