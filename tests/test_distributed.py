@@ -972,6 +972,48 @@ def test_more_ranks_than_lanes(name, ranks):
         assert_same_bits(distributed._over_ranks(rows, True), means)
 
 
+def norm_of_sum(group, name):
+    """all_reduce and rms_norm in one call: their bits, whatever the layout; and their errors, on all ranks."""
+    rank, size, function = dist.get_rank(group), dist.get_world_size(group), distributed.all_reduce_rms_norm
+    for shape, last in (((3, 300), 1), ((2, 5, 4), 2), ((0, 4), 1)):
+        parts = [data(shape, name, r) for r in range(size)]
+        total = SUM.expected(torch.stack(parts), 0)
+        total = tensor_of(total, name).view(shape) if not isinstance(total, torch.Tensor) else total.view(shape)
+        residual, weight = data(shape, name, 20), data(shape[-last:], name, 21)
+        apart = parts[rank].to(here()).t() if len(shape) == 2 else parts[rank].to(here())
+        x = apart.contiguous().t() if len(shape) == 2 else apart
+        got = function(x, shape[-last:], weight.to(here()), group=group)
+        assert_same_bits(got.cpu(), torch_reduce.rms_norm(total, shape[-last:], weight))
+        pair = function(x, shape[-last:], None, 1e-3, residual=residual.to(here()), group=group)
+        wanted = torch_reduce.rms_norm(total, shape[-last:], None, 1e-3, residual=residual)
+        for one, bits in zip(pair, wanted, strict=True):
+            assert_same_bits(one.cpu(), bits)
+        assert x.cpu().equal(parts[rank])
+    x = torch.ones(2, 4, device=here())
+    odd = rank == size - 1
+    for kind, words, call in (
+        (RuntimeError, r"Given normalized_shape=\[3\]", lambda: function(x, 3, group=group)),
+        (RuntimeError, "weight: expected the size", lambda: function(x, 4, x[0, :3], group=group)),
+        (RuntimeError, "it has no gradient", lambda: function(x.clone().requires_grad_(), 4, group=group)),
+        (NotImplementedError, "input: expected float16", lambda: function(x.int(), 4, group=group)),
+    ):
+        with pytest.raises(kind, match=rf"^all_reduce_rms_norm\(\): .*{words}"):
+            call()
+    if size > 1:
+        with pytest.raises(RuntimeError, match=r"the ranks disagree about the (weight|shape)"):
+            function(x, 4, x[0] if odd else x[0].double(), group=group)
+        with pytest.raises(
+            RuntimeError, match=r"failed: RuntimeError: .*no gradient|^all_reduce_rms_norm.*no gradient"
+        ):
+            function(x.clone().requires_grad_(odd), 4, group=group)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_norm_of_sum(name, size, world):
+    world.run(size, norm_of_sum, name)
+
+
 # --- in training -----------------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,7 @@ BETWEEN = {
         "pairs": "the inputs of exact products are broadcast and checked as a weighted sum's",
         "segments": "exact sums of segments are cut into the tiles and tasks of segments",
     },
+    "ranks": {"rows": "a norm behind a sum over ranks joins its rows as they do"},
     "replace": {
         "rows": "it calls softmaxes and norms",
         "indexed": "it calls sums by index",

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_reduce
 import torch_reduce.distributed as distributed
 from support import assert_same_bits, data, dtype_of, python
 from torch_reduce.distributed import _messages, _symmetric
@@ -61,13 +62,13 @@ def added(ranks, parts, adding, averages=False, off=0):
     return [out.cpu() for out in outs]
 
 
-@pytest.mark.parametrize("world", range(2, 9), ids=lambda world: f"{world} ranks")
-def test_model(cuda, world):
+@pytest.mark.parametrize("size", range(2, 9))
+def test_model(cuda, size):
     """All dtypes, sizes below and above what all blocks take at once, and addresses: the model's bits on every rank."""
-    ranks = ranks_on_a_gpu(world)
+    ranks = ranks_on_a_gpu(size)
     for name in [*FLOATS, "int32", "int64"]:
-        for count, off in ((1, 0), (7, 1), (1001, 3), (70_001, 0), (300_007 // world, 1)):
-            parts = [data([count * world], name, rank) for rank in range(world)]
+        for count, off in ((1, 0), (7, 1), (1001, 3), (70_001, 0), (300_007 // size, 1)):
+            parts = [data([count * size], name, rank) for rank in range(size)]
             for averages in (False, True) if name in FLOATS else (False,):
                 wanted = pairwise(parts, name, averages)
                 for adding in ("all", "shared"):
@@ -96,11 +97,11 @@ def test_a_rank_that_is_late(cuda):
     assert added(ranks, [x.cpu() for x in parts], "all")[0].equal(wanted)  # and calls go on
 
 
-@pytest.mark.parametrize("world", [2, 3, 8])
-def test_messages(cuda, world):
-    memory, streams, _ = ranks_on_a_gpu(world)
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_messages(cuda, size):
+    memory, streams, _ = ranks_on_a_gpu(size)
     for count in (1, 16, 255, 4096):
-        mine = [data([count], "uint8", rank).cuda() for rank in range(world)]
+        mine = [data([count], "uint8", rank).cuda() for rank in range(size)]
         torch.cuda.synchronize()
         got = []
         for _ in range(6):  # more than there are slots
@@ -110,6 +111,53 @@ def test_messages(cuda, world):
         torch.cuda.synchronize()
         assert all(one.equal(torch.cat(mine)) for one in got)
     assert OPS._gather_ranks(mine[0][:0], memory, 0, SECONDS).numel() == 0
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_norms(cuda, size):
+    """The bits of the sum, which is rounded, and of a norm of it with a residual, on the CPU."""
+    memory, streams, blocks = ranks_on_a_gpu(size)
+    most = 8192 if size == 2 else 4096
+    for name, (rows, length) in itertools.product(
+        ("float32", "bfloat16", "float16"), ((1, 1), (3, 7), (40, 500), (2, 4096), (9, 4097), (5, 8192))
+    ):
+        if name == "float32" and length > most:
+            continue
+        parts = [data([rows, length], name, rank) for rank in range(size)]
+        total = pairwise(parts, name, False)
+        for of_residual, of_weight in ((None, None), (name, name), ("float32", None), (name, "float32")):
+            residual = None if of_residual is None else data([rows, length], of_residual, 70)
+            weight = None if of_weight is None else data([length], of_weight, 71)
+            wanted = torch_reduce.rms_norm(
+                total, length, weight, 1e-3, **{} if residual is None else {"residual": residual}
+            )
+            wanted = wanted if isinstance(wanted, tuple) else (wanted, None)
+            given = [x.cuda() for x in parts]
+            others = [None if x is None else x.cuda() for x in (residual, weight)]
+            torch.cuda.synchronize()
+            found = []
+            for _ in range(3):
+                for rank, stream in enumerate(streams):
+                    with torch.cuda.stream(stream):
+                        found.append(
+                            OPS._add_ranks_norm(given[rank], *others, 1e-3, memory, rank, blocks, 20 * SECONDS)
+                        )
+            torch.cuda.synchronize()
+            for out, stored in found:
+                what = f"{name} {rows} {length} {of_residual} {of_weight}"
+                assert_same_bits(out.cpu(), wanted[0], what)
+                if residual is not None:
+                    assert_same_bits(stored.cpu(), wanted[1], what)
+    x = torch.ones(4, 8193, device=cuda)
+    for words, arguments in (
+        ("no kernel for rows of 8193", (x, None, None)),
+        ("no kernel for rows of 4 of Double", (x[:, :4].double(), None, None)),
+        ("input: expected a contiguous", (x[:, :4], None, None)),
+        ("residual: it does not fit", (x[0, :4], x[0, :5], None)),
+        ("weight: it does not fit", (x[0, :4], None, x[0, :4].double())),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            OPS._add_ranks_norm(*arguments, 1e-3, memory, 0, blocks, SECONDS)
 
 
 ALONE = """
@@ -221,6 +269,62 @@ def lends(group):
 
 def test_memory_is_lent(world):
     world.run(world.size, lends)
+
+
+def norms(group):
+    """all_reduce_rms_norm takes one kernel for few rows, and has the bits of the two calls."""
+    rank, size, device = dist.get_rank(group), dist.get_world_size(group), here()
+    took, kernel = [], _symmetric.Memory.add_norm
+    _symmetric.Memory.add_norm = lambda memory, *args: took.append(args) or kernel(memory, *args)
+    try:
+        for name in ("bfloat16", "float32", "float64"):
+            for shape in ((2, 3, 4096), (5, 16_384), (3000, 4096)):
+                x, residual = data(shape, name, rank, device), data(shape, name, 9, device)
+                weight, total = data(shape[-1:], name, 10, device), x.clone()
+                distributed.all_reduce(total, group)
+                one = distributed.all_reduce_rms_norm(x, shape[-1], weight, group=group)
+                assert_same_bits(one, torch_reduce.rms_norm(total, shape[-1], weight))
+                pair = distributed.all_reduce_rms_norm(x, shape[-1], weight, 1e-5, residual=residual, group=group)
+                wanted = torch_reduce.rms_norm(total, shape[-1], weight, 1e-5, residual=residual)
+                for got, bits in zip(pair, wanted, strict=True):
+                    assert_same_bits(got, bits)
+    finally:
+        _symmetric.Memory.add_norm = kernel
+    graph, x = torch.cuda.CUDAGraph(), torch.full((4, 64), 1.0 + rank, device=device)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        got = distributed.all_reduce_rms_norm(x, 64, group=group, check=False)
+    graph.replay()
+    assert_same_bits(got, torch_reduce.rms_norm(torch.full_like(x, size * (size + 1) / 2), 64))
+    return len(took)
+
+
+def test_norms_of_ranks(world):
+    """Of bfloat16 and float32 in rows of 4096, and few of them."""
+    assert world.run(world.size, norms) == [4] * world.size
+
+
+def groups_at_once(group):
+    """Two groups of the same ranks, on two streams: each has its own memory."""
+    rank, size, device = dist.get_rank(group), dist.get_world_size(group), here()
+    others = [dist.new_group(list(range(size))) for _ in range(2)]
+    x = [torch.full((1 << 20,), 1.0 + rank + k, device=device) for k in range(2)]
+    for one, each in zip(x, others, strict=True):
+        distributed.all_reduce(one.clone(), each)  # which lends
+    streams = [torch.cuda.Stream() for _ in others]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for one, each, stream in zip(x, others, streams, strict=True):
+            with torch.cuda.stream(stream):
+                distributed.all_reduce(one, each, check=False)
+                one /= size
+    torch.cuda.synchronize()
+    assert all(one.eq((size + 1) / 2 + k).all() for k, one in enumerate(x))
+    for each in others:
+        dist.destroy_process_group(each)
+
+
+def test_two_groups_at_once(world):
+    world.run(world.size, groups_at_once)
 
 
 def alone_in_a_group(group):

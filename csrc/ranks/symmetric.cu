@@ -8,155 +8,16 @@
 // No message says that a slot may be written again. A block has four slots for each rank, and takes them in turn. Before it
 // sends its tile k, it has waited for the others' tiles up to k - 2. Each other rank had read all tiles up to k - 4 when it
 // sent its tile k - 2. So the slot of tile k - 4 is free. The numbers of tiles go on from call to call.
-#include "symmetric.h"
-
 #include <algorithm>
 #include <iterator>
 
-#include "../core/numeric/finish.h"
-#include "agreement.h"
-
-// As in expect_agreement.cu.
-extern "C" __host__ __device__ void __assert_fail(const char* assertion, const char* file, unsigned int line,
-                                                  const char* function) noexcept __attribute__((__noreturn__));
+#include "symmetric.cuh"
 
 namespace gpureduce::cuda {
 
 namespace {
 
-constexpr int kThreads = 512, kVectorBytes = 16;
-constexpr int kStep = kThreads * kVectorBytes;  // bytes between the vectors of a thread
-constexpr int kChannels = kMostBlocks;          // of sums. One more channel gathers.
-constexpr int kStages = 4;
-
-// The most vectors of a thread in a tile: all ranks' slots together have about as many bytes for any number of ranks.
-__host__ __device__ constexpr int most_vectors(int ranks) { return ranks <= 2 ? 2 : 1; }
-
-// A rank's memory, in this order.
-struct Memory {
-  uint32_t done[kChannels + 1];                           // tiles that this rank's block has taken
-  alignas(128) uint32_t sent[kChannels + 1][kMostPeers];  // tiles that have arrived, by the rank that has sent them
-  alignas(128) uint32_t given[kChannels][kMostPeers];     // sums that have arrived
-  alignas(128) char messages[kStages][kMostPeers][kMostGathered];
-};
-
-// After it: kChannels x kStages x ranks slots for tiles, and as many for sums.
-__host__ __device__ constexpr int64_t slots_of(int ranks) { return int64_t{kChannels} * kStages * ranks; }
-
-__device__ Memory* memory_of(const Peers& peers, int rank) { return reinterpret_cast<Memory*>(peers.memory[rank]); }
-
-// The slot in `rank`'s memory for the tile `number` of a channel from rank `from`; or for its sum.
-template <int slot_bytes>
-__device__ char* slot(const Peers& peers, int rank, int channel, uint32_t number, int from, bool is_sum) {
-  const int64_t place = (int64_t{channel} * kStages + number % kStages) * peers.ranks + from;
-  return peers.memory[rank] + sizeof(Memory) + ((is_sum ? slots_of(peers.ranks) : 0) + place) * slot_bytes;
-}
-
-// All that a thread has seen or written before, also through a barrier of its block, is seen by who reads the word.
-__device__ void publish(uint32_t* word, uint32_t number) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(number) : "memory");
-}
-__device__ uint32_t read(const uint32_t* word) {
-  uint32_t number;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(number) : "l"(word) : "memory");
-  return number;
-}
-__device__ int64_t nanoseconds() {
-  int64_t time;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
-  return time;
-}
-
-__device__ __noinline__ void give_up(const Peers& peers, int rank) {
-  char text[200];
-  Line line{text};
-  line.add("torch_reduce.distributed: rank ", 100);
-  line.add(peers.rank);
-  line.add(" has waited ", 100);
-  line.add(peers.patience / 1'000'000'000);
-  line.add(" seconds for rank ", 100);
-  line.add(rank);
-  *line.to = '\0';
-  __assert_fail(text, "csrc/ranks/symmetric.cu", __LINE__, "await");
-}
-
-// Waits for what a word counts; numbers wrap.
-__device__ void await(const uint32_t* word, uint32_t number, const Peers& peers, int rank) {
-  const int64_t begin = nanoseconds();
-  for (int tries = 1; static_cast<int32_t>(read(word) - number) < 0; ++tries) {
-    if (tries % 1024 == 0 && nanoseconds() - begin > peers.patience) give_up(peers, rank);
-  }
-}
-
-// A block of a channel. `words` are `sent` or `given`: each thread below the number of ranks speaks to one of them.
-template <class Words>
-__device__ void publish_to_all(const Peers& peers, Words words, int channel, uint32_t number) {
-  const int rank = static_cast<int>(threadIdx.x);
-  __syncthreads();
-  if (rank < peers.ranks && rank != peers.rank) publish(&(memory_of(peers, rank)->*words)[channel][peers.rank], number);
-}
-template <class Words>
-__device__ void await_all(const Peers& peers, Words words, int channel, uint32_t number) {
-  const int rank = static_cast<int>(threadIdx.x);
-  if (rank < peers.ranks && rank != peers.rank)
-    await(&(memory_of(peers, peers.rank)->*words)[channel][rank], number, peers, rank);
-  __syncthreads();
-}
-
-// 16 bytes of elements, of which `left` bytes count, at any address.
-template <class T>
-union Vector {
-  uint4 whole;
-  T at[kVectorBytes / sizeof(T)];
-};
-template <class T>
-__device__ Vector<T> load(const char* from, int64_t left) {
-  Vector<T> vector{uint4{}};
-  if (left >= kVectorBytes && reinterpret_cast<uintptr_t>(from) % kVectorBytes == 0) {
-    vector.whole = *reinterpret_cast<const uint4*>(from);
-  } else {
-#pragma unroll
-    for (int k = 0; k < kVectorBytes / static_cast<int>(sizeof(T)); ++k) {
-      if (k * static_cast<int>(sizeof(T)) < left) vector.at[k] = reinterpret_cast<const T*>(from)[k];
-    }
-  }
-  return vector;
-}
-template <class T>
-__device__ void store(char* to, int64_t left, const Vector<T>& vector) {
-  if (left >= kVectorBytes && reinterpret_cast<uintptr_t>(to) % kVectorBytes == 0) {
-    *reinterpret_cast<uint4*>(to) = vector.whole;
-  } else {
-#pragma unroll
-    for (int k = 0; k < kVectorBytes / static_cast<int>(sizeof(T)); ++k) {
-      if (k * static_cast<int>(sizeof(T)) < left) reinterpret_cast<T*>(to)[k] = vector.at[k];
-    }
-  }
-}
-
-// Ranks 5: (0 + 1) + (2 + 3) is joined to 4.
-template <class T, class Acc, int kRanks>
-__device__ Vector<T> joined(const Vector<T> (&rows)[kRanks], int ranks, bool averages) {
-  Vector<T> sum;
-#pragma unroll
-  for (int k = 0; k < kVectorBytes / static_cast<int>(sizeof(T)); ++k) {
-    Acc values[kRanks];
-#pragma unroll
-    for (int r = 0; r < kRanks; ++r) values[r] = addend<Acc>(rows[r].at[k]);
-#pragma unroll
-    for (int step = 1; step < kRanks; step *= 2) {
-#pragma unroll
-      for (int r = 0; r + step < kRanks; r += 2 * step) {
-        if (r + step < ranks) values[r] = values[r] + values[r + step];
-      }
-    }
-    if constexpr (std::is_floating_point_v<Acc>) {
-      if (averages) values[0] = quotient(values[0], ranks);
-    }
-    sum.at[k] = result<T>(values[0]);
-  }
-  return sum;
-}
+using namespace symmetric;
 
 struct Args {
   const char* in;
@@ -192,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) add(const __grid_constant__ Args arg
       const char* from = args.in + args.place(tile, rank) + first_byte;
       const int64_t left = args.left(tile, rank) - first_byte;
       char* to = slot<kSlotBytes>(peers, rank, channel, number, me, false) + first_byte;
-      Vector<T> vectors[kVectors];
+      Packet<T> vectors[kVectors];
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         if (v < args.vectors) vectors[v] = load<T>(from + v * kStep, left - v * kStep);
@@ -213,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) add(const __grid_constant__ Args arg
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (v >= args.vectors || left <= v * kStep) break;
-      Vector<T> rows[kRanks];
+      Packet<T> rows[kRanks];
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
         if (r == me) rows[r] = load<T>(own + v * kStep, left - v * kStep);
@@ -222,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) add(const __grid_constant__ Args arg
               reinterpret_cast<const uint4*>(slot<kSlotBytes>(peers, me, channel, number, r, false) + first_byte + v * kStep));
         else rows[r].whole = uint4{};
       }
-      const Vector<T> sum = joined<T, Acc, kRanks>(rows, peers.ranks, args.averages);
+      const Packet<T> sum = joined<T, Acc, kRanks>(rows, peers.ranks, args.averages);
       store<T>(to + v * kStep, left - v * kStep, sum);
       if (args.adding != Adding::shared) continue;
 #pragma unroll
@@ -245,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) add(const __grid_constant__ Args arg
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
         if (v >= args.vectors || left <= v * kStep) break;
-        store<T>(to + v * kStep, left - v * kStep, Vector<T>{__ldcg(reinterpret_cast<const uint4*>(from + v * kStep))});
+        store<T>(to + v * kStep, left - v * kStep, Packet<T>{__ldcg(reinterpret_cast<const uint4*>(from + v * kStep))});
       }
     }
   };

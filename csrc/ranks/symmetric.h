@@ -38,6 +38,24 @@ GPUREDUCE_API bool adds_ranks(DType t);
 GPUREDUCE_API cudaError_t add_ranks(Adding adding, DType t, bool averages, const void* in, void* out, int64_t count,
                                     const Peers& peers, cudaStream_t stream);
 
+// The rms_norm of rows of a sum over ranks, side by side. With a residual, of the dtype of the elements or float32, it is added
+// first, and the sum is written in its dtype.
+struct SummedNorm {
+  const void* in;
+  const void* residual;  // or null
+  const void* weight;    // of a row's elements, of their dtype or float32; or null
+  bool wide_residual, wide_weight;
+  void *out, *sum;
+  int64_t rows;
+  int length;
+  double eps;
+};
+constexpr int kMostNormed = 8192;  // elements of a row
+
+// True if a kernel takes rows of a dtype and length.
+GPUREDUCE_API bool adds_norms(DType t, int64_t length, int ranks);
+GPUREDUCE_API cudaError_t add_ranks_norm(DType t, const SummedNorm& call, const Peers& peers, cudaStream_t stream);
+
 // Writes the ranks' messages of `bytes` bytes to `out`, one after the other.
 GPUREDUCE_API cudaError_t gather_ranks(const void* mine, void* out, int bytes, const Peers& peers, cudaStream_t stream);
 

@@ -68,6 +68,45 @@ void add_ranks(const at::Tensor& input, const at::Tensor& output, at::TensorList
                                  c10::cuda::getCurrentCUDAStream()));
 }
 
+// The rms_norm of each row of a sum over ranks, and the sum with a residual: of no elements, if there is none.
+std::tuple<at::Tensor, at::Tensor> add_ranks_norm(const at::Tensor& input, const OptionalTensor& given_residual,
+                                                  const OptionalTensor& given_weight, double eps, at::TensorList memory,
+                                                  int64_t rank, int64_t blocks, int64_t patience) {
+  const char* const name = "_add_ranks_norm";
+  const at::Tensor residual = tensor_of(given_residual), weight = tensor_of(given_weight);
+  check_plain(name, "input", input);
+  const cuda::Peers peers = peers_of(name, input, memory, rank, blocks, patience);
+  const DType t = dtype_of(input.scalar_type(), "a tensor of dtype", name);
+  TORCH_CHECK(input.dim() >= 1, name, ": input: expected at least one dim");
+  const int64_t length = input.size(-1);
+  TORCH_CHECK(cuda::adds_norms(t, length, peers.ranks), name, ": input: there is no kernel for rows of ", length, " of ",
+              input.scalar_type());
+  const auto check = [&](const char* argument, const at::Tensor& x, at::IntArrayRef sizes) {
+    if (!x.defined()) return false;
+    check_plain(name, argument, x);
+    TORCH_CHECK(x.device() == input.device() && x.sizes() == sizes &&
+                    (x.scalar_type() == input.scalar_type() || x.scalar_type() == at::kFloat),
+                name, ": ", argument, ": it does not fit the input");
+    return x.scalar_type() != input.scalar_type();
+  };
+  cuda::SummedNorm call{};
+  call.wide_residual = check("residual", residual, input.sizes());
+  call.wide_weight = check("weight", weight, input.sizes().slice(input.dim() - 1));
+  const c10::cuda::CUDAGuard guard(input.device());
+  const at::Tensor out = at::empty(input.sizes(), input.options());
+  const at::Tensor sum = residual.defined() ? at::empty(residual.sizes(), residual.options()) : at::empty({0}, input.options());
+  call.in = input.const_data_ptr();
+  call.residual = residual.defined() ? residual.const_data_ptr() : nullptr;
+  call.weight = weight.defined() ? weight.const_data_ptr() : nullptr;
+  call.out = out.mutable_data_ptr();
+  call.sum = sum.mutable_data_ptr();
+  call.rows = input.numel() / length;
+  call.length = static_cast<int>(length);
+  call.eps = eps;
+  C10_CUDA_CHECK(cuda::add_ranks_norm(t, call, peers, c10::cuda::getCurrentCUDAStream()));
+  return {out, sum};
+}
+
 // The ranks' messages, one after the other.
 at::Tensor gather_ranks(const at::Tensor& mine, at::TensorList memory, int64_t rank, int64_t patience) {
   const char* const name = "_gather_ranks";
@@ -102,6 +141,10 @@ TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
       "patience) "
       "-> ()",
       torch::dispatch(c10::DispatchKey::CUDA, &gpureduce::add_ranks));
+  m.def(
+      "_add_ranks_norm(Tensor input, Tensor? residual, Tensor? weight, float eps, Tensor(a!)[] memory, int rank, int blocks, "
+      "int patience) -> (Tensor, Tensor)",
+      torch::dispatch(c10::DispatchKey::CUDA, &gpureduce::add_ranks_norm));
   m.def("_gather_ranks(Tensor mine, Tensor(a!)[] memory, int rank, int patience) -> Tensor",
         torch::dispatch(c10::DispatchKey::CUDA, &gpureduce::gather_ranks));
 }

@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import _arguments, _family, _operations, _segment, _sum
+from .. import _rows as _functions_of_rows
 from .. import _variance as _variances
 from .. import _weighted as _products
 from .._graphs import between_graphs
@@ -37,6 +38,7 @@ __all__ = [
     "Shard",
     "all",
     "all_reduce",
+    "all_reduce_rms_norm",
     "amax",
     "amin",
     "any",
@@ -327,6 +329,80 @@ def reduce_scatter(
     return _reduce_scatter(output, input, group, False, async_op, exact)
 
 
+@overload
+def all_reduce_rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    check: bool = True,
+) -> Tensor: ...
+@overload
+def all_reduce_rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor,
+    group: dist.ProcessGroup | None = None,
+    check: bool = True,
+) -> tuple[Tensor, Tensor]: ...
+def all_reduce_rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+    check: bool = True,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The norm behind a row-parallel layer: :func:`all_reduce` of ``input``, then :func:`torch_reduce.rms_norm` of it.
+
+    The bits are those of the two calls. For the few rows of a model that decodes, on GPUs that lend each other memory
+    (docs/distributed.md), both are one kernel: up to 8 MiB over the number of ranks, of float32, float16 or bfloat16,
+    in rows of at most 8192 elements (16 KiB, if there are more than two ranks).
+
+    Args:
+        input: this rank's addend, of the same shape and dtype on every rank: float16, bfloat16, float32 or float64. It
+            is not changed.
+        normalized_shape: the last dimensions of ``input``, as of :func:`torch_reduce.rms_norm`.
+        weight: as of :func:`torch_reduce.rms_norm`, the same on every rank.
+        eps: as of :func:`torch_reduce.rms_norm`.
+        residual: a tensor of ``input``'s shape, the same on every rank, which is added to the sum before it is
+            normalized, as :func:`torch_reduce.rms_norm` adds it.
+        group: the ranks; by default all.
+        check: as for :func:`all_reduce`.
+
+    Returns:
+        A tensor of ``input``'s shape and dtype; with ``residual`` a pair of it and the new residual.
+
+    Raises:
+        TypeError, NotImplementedError, RuntimeError: as :func:`torch_reduce.rms_norm` and :func:`all_reduce`. Or an
+            argument requires a gradient and gradients are enabled: there is none.
+    """
+    name, given = "all_reduce_rms_norm", {"input": input, "weight": weight, "residual": residual}
+    given = {argument: tensor for argument, tensor in given.items() if tensor is not None}
+    _arguments.plain_tensors(name, **given)
+    shape, error = _functions_of_rows._shape(name, normalized_shape), None
+    try:
+        if torch.is_grad_enabled() and [tensor for tensor in given.values() if tensor.requires_grad]:
+            raise RuntimeError(f"{name}(): it has no gradient, but an argument requires one")
+        like = {argument: torch.empty_like(tensor, device="meta") for argument, tensor in given.items()}
+        more = {"residual": like["residual"]} if residual is not None else {}
+        _functions_of_rows.rms_norm(like["input"], shape, like.get("weight"), eps, **more)  # its errors
+    except Exception as raised:
+        _arguments.rename(raised, "rms_norm", to=name)
+        error = raised
+    facts = {"function": name, "shape": list(input.shape), "dtype": str(input.dtype), "normalized_shape": list(shape)}
+    facts |= {argument: str(given[argument].dtype) for argument in ("weight", "residual") if argument in given}
+    _check(name, facts, given, error, group, check)
+    return _all_reduce_rms_norm(input, shape, weight, eps, residual, group)
+
+
 def leaf_sum(
     parts: Tensor | Sequence[Tensor],
     leaves: int,
@@ -539,6 +615,24 @@ def _all_reduce(tensor: Tensor, group: Any, averages: bool, async_op: bool, exac
             whole.copy_(_messages.gather(sums, counts, group).view(whole.shape))
 
     return _begin(tensor, counts, [counts[rank]] * world, group, rest, async_op)
+
+
+@between_graphs
+def _all_reduce_rms_norm(
+    input: Tensor, shape: list[int], weight: Tensor | None, eps: float | None, residual: Tensor | None, group: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    """One kernel where there is one, and otherwise the two functions."""
+    world, _ = _messages.place("all_reduce_rms_norm", group)
+    others = [getattr(x, "dtype", None) for x in (weight, residual)]
+    fits = len(shape) == 1 and _symmetric.adds_norms(input.shape, input.dtype, others, world)
+    if fits and (memory := _lent(input, group, False, False, False)):
+        plain = [x if x is None else x.detach().contiguous() for x in (input, residual, weight)]
+        out, stored = memory.add_norm(*plain, torch.finfo(torch.float32).eps if eps is None else eps)
+        return out if residual is None else (out, stored)
+    total = input.detach().clone()
+    _all_reduce(total, group, False, False)
+    more = {} if residual is None else {"residual": residual.detach()}
+    return _functions_of_rows.rms_norm(total, shape, weight, eps, **more)
 
 
 @between_graphs

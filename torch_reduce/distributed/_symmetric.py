@@ -6,9 +6,10 @@ one host, each with a GPU of its own, and stays until the group is gone. GPUREDU
 NCCL. The bits are the same.
 """
 
+import math
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ _ops = torch.ops.gpureduce
 MOST_RANKS = 8
 MOST_GATHERED = 4096  # bytes of a rank
 _ONE_SHOT = 8 << 20  # bytes that all ranks together write to a rank, below which each adds all elements itself
+_MOST_NORMED = 8192  # elements of a row
 _INTEGERS = {torch.uint32: torch.int32, torch.uint64: torch.int64}  # whose sums have the same bits
 _DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64}
 
@@ -55,6 +57,14 @@ class Memory:
         self._begin()
         _ops._add_ranks(given, out, self.parts, self.rank, adding, averages, self.blocks, self.patience)
 
+    def add_norm(
+        self, given: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """The rms_norm of the rows of the ranks' sum, and the sum with the residual; see :func:`adds_norms`."""
+        self._begin()
+        ranks = self.parts, self.rank, self.blocks, self.patience
+        return _ops._add_ranks_norm(given, residual, weight, eps, *ranks)
+
     def gather(self, mine: Tensor) -> Tensor:
         """The bytes of all ranks, one after the other: at most MOST_GATHERED of each."""
         self._begin()
@@ -75,9 +85,21 @@ def adds(dtype: torch.dtype, averages: bool) -> bool:
     return dtype in _DTYPES or dtype in _INTEGERS or dtype.is_complex
 
 
-_memories: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, Memory | None]]" = (
-    weakref.WeakKeyDictionary()
-)
+def adds_norms(shape: Sequence[int], dtype: torch.dtype, others: Sequence[torch.dtype | None], world: int) -> bool:
+    """Whether one kernel takes the norms of a sum over ranks, beside a residual and a weight of these dtypes.
+
+    It is for few rows, which each rank gets whole.
+    """
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16) or not shape:
+        return False
+    row = shape[-1] * dtype.itemsize
+    fits = 0 < shape[-1] <= _MOST_NORMED and row <= (32 if world == 2 else 16) << 10
+    few = math.prod(shape) * dtype.itemsize * world <= _ONE_SHOT
+    return fits and few and all(other in (None, dtype, torch.float32) for other in others)
+
+
+_ByDevice = dict[torch.device, Memory | None]
+_memories: "weakref.WeakKeyDictionary[dist.ProcessGroup, _ByDevice]" = weakref.WeakKeyDictionary()
 
 
 def known(group: Any, device: torch.device) -> Memory | None:
