@@ -243,3 +243,105 @@ def test_one_kernel_for_gradients_of_norms(length):
         threads, groups, stages, shared, grid = map(int, found.groups())
         assert threads <= 512 and threads % groups == 0 and stages >= 2 and grid <= 2 * 132
         assert groups * stages * 4 * length < shared <= 227 << 10
+
+
+# --- plans of other functions -----------------------------------------------------------------------------------------
+
+
+def planned(pattern, function, *args, gpu=H200, **kwargs):
+    """The numbers of a pattern in a call's text."""
+    text = _explained(getattr(torch_reduce, function), args, kwargs, gpu)
+    found = re.search(pattern, text)
+    assert found, text
+    return [int(number) for number in found.groups()]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "dtype", "kernel"),
+    [
+        ((1000, 64), 1, torch.float32, "short_rows"),
+        ((10, 1 << 16), 1, torch.bfloat16, "rows"),
+        ((10, 1 << 16), 1, torch.float64, "rows"),
+        ((4096, 100), 0, torch.float32, "columns"),
+        ((10, 4096), 1, torch.int32, "any"),
+        ((10, 4096), 1, torch.float8_e5m2, "any"),
+    ],
+)
+def test_kernels_of_exact_sums(shape, dim, dtype, kernel):
+    """By layout and dtype; without machine code for the GPU there is one kernel."""
+    x = torch.empty(shape, dtype=dtype)
+    call = functools.partial(_explained, torch_reduce.sum, (x, dim), dict(exact=True, dtype=torch.float64))
+    assert f"kernel exact_{kernel}:" in call(H200)
+    assert "kernel exact_any:" in call(H200 + ",native=0")
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 7, 132])
+@pytest.mark.parametrize(("shape", "dim"), [((10, 1 << 18), 1), ((1 << 18, 10), 0), ((300, 4096), 1)])
+def test_parts_of_exact_sums(shape, dim, multiprocessors):
+    """Few outputs are cut into parts, whose numbers of 11 words wait in the workspace; a second kernel joins them."""
+    pattern = r"grid (\d+) x (\d+) x (\d+); (\d+) parts? of each output(?:\n.*)*\n.*workspace: (\d+) bytes"
+    gpu = f"multiprocessors={multiprocessors}"
+    x, other = torch.empty(shape), 1 - dim
+    *grid, parts, workspace = planned(pattern, "sum", x, dim, gpu=gpu, exact=True)
+    assert workspace == (shape[other] * parts * 11 * 8 if parts > 1 else 0)
+    assert grid[1] == parts if dim else grid[0] % parts == 0
+    joins = "kernel exact_join" in _explained(torch_reduce.sum, (x, dim), dict(exact=True), gpu)
+    assert joins == (parts > 1)
+    assert parts == 1 if multiprocessors == 1 and shape[other] == 300 else parts >= 1
+
+
+def test_kernels_of_segments():
+    """Elements side by side, rows that belong to different columns, and what is converted."""
+    said = lambda *args, gpu=H200: _explained(torch_reduce.segment_sum, args, {}, gpu)  # noqa: E731
+    rows, columns = torch.empty(8, 1 << 20), torch.empty(1 << 16, 256)
+    assert "kernel segment rows: a warp a tile" in said(rows, torch.tensor([0, 1 << 20]), 1)
+    assert "kernel segment columns: 2 columns a thread" in said(columns, torch.tensor([0, 1 << 16]))
+    assert "kernel segment columns: 4 columns a thread" in said(columns.bfloat16(), torch.tensor([0, 1 << 16]))
+    assert "kernel segment rows, converted" in said(columns.to(torch.float8_e5m2), torch.tensor([0, 1 << 16]))
+    assert "kernel segment rows, converted" in said(columns, torch.tensor([0, 1 << 16]), gpu=H200 + ",native=0")
+    assert "kernel join_segment_columns" in said(columns, torch.tensor([0, 1 << 16]))
+    assert "kernel join_segment" not in said(columns[:100], torch.tensor([0, 50, 100]))
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 7, 132])
+@pytest.mark.parametrize("length", [1, 4096, 1 << 17])
+def test_tiles_of_exact_segments(length, multiprocessors):
+    """Tiles have room for all rows and all segments; a segment that may be cut has slots, which two kernels take."""
+    text = _explained(
+        torch_reduce.segment_sum,
+        (torch.empty(length, 3), torch.tensor([0, length])),
+        dict(exact=True),
+        f"multiprocessors={multiprocessors}",
+    )
+    tile, width, threads, grid = map(
+        int,
+        re.search(
+            r"kernel exact_segments: a warp a tile of (\d+) positions, (\d+) columns?.*\n +block: (\d+) .*; grid (\d+)",
+            text,
+        ).groups(),
+    )
+    assert tile * grid * threads // 32 >= (length + 8) * -(-3 // width) and 64 <= tile <= 4096
+    assert text.count("kernel exact_segment_slots") == (2 if length >= tile else 0), text
+
+
+@pytest.mark.parametrize(("size", "bits"), [(1, 0), (2, 1), (3, 2), (1024, 10), (1025, 11)])
+def test_sorts_by_index(size, bits):
+    """A sort looks at the bits that tell outputs apart; blocks take 1024 entries, and 1024 outputs' offsets."""
+    index = torch.zeros(5000, dtype=torch.long)
+    pattern = r"prepare: .*\n.*grid (\d+)\n.* of (\d+) pairs of 32 bits by (\d+) bits?\n.*\n.*grid (\d+)"
+    assert planned(pattern, "index_plan", index, size) == [5, 5000, bits, -(-(size + 1) // 1024)]
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+@pytest.mark.parametrize("lengths", [[5000, 100], [1 << 22, 7, 0], [9] * 1500])
+def test_lists_share_a_launch(lengths, multiprocessors):
+    """A block takes a tile of an array, of chunks that grow with the number of tiles; up to 1024 arrays a launch."""
+    gpu = f"multiprocessors={multiprocessors}"
+    tensors = [torch.empty(length) for length in lengths]
+    text = _explained(torch_reduce.get_total_norm, (tensors,), {}, gpu)
+    launches = re.findall(r"kernel many_arrays: (\d+) chunks? .*\n.*grid (\d+)", text)
+    assert len(launches) == -(-len(lengths) // 1024), text
+    chunks = int(launches[0][0])
+    assert sum(int(grid) for _, grid in launches) == sum(max(1, -(-n // (4096 * chunks))) for n in lengths)
+    assert ("kernel join_arrays" in text) == (max(lengths) > 4096 * chunks)
+    assert chunks == 1 or int(launches[0][1]) > 16 * multiprocessors

@@ -31,9 +31,12 @@ using Groups = std::map<std::pair<c10::DeviceIndex, at::ScalarType>, std::vector
 // True if a tensor is dense, so that its order in memory is the contract's order, and no gradient is needed. A ZeroTensor has
 // no memory.
 bool is_array(const at::Tensor& tensor) {
-  return gpu_of(tensor.device()) && !at::isTensorSubclassLike(tensor) && tensor.layout() == at::kStrided &&
-         !tensor._is_zerotensor() && tensor.is_non_overlapping_and_dense() &&
-         !(at::GradMode::is_enabled() && tensor.requires_grad()) && !tensor._fw_grad(/*level=*/0).defined();
+  // A call is explained under a dispatch mode, which makes every tensor subclass-like.
+  const bool is_plain =
+      explanation() ? (tensor.key_set() & at::kTensorSubclassLike).empty() : !at::isTensorSubclassLike(tensor);
+  return gpu_of(tensor.device()) && is_plain && tensor.layout() == at::kStrided && !tensor._is_zerotensor() &&
+         tensor.is_non_overlapping_and_dense() && !(at::GradMode::is_enabled() && tensor.requires_grad()) &&
+         !tensor._fw_grad(/*level=*/0).defined();
 }
 
 // Element i of a tensor of one dim, without the cost of a view, since there may be hundreds.
