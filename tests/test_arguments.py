@@ -87,6 +87,7 @@ for each in ("sum", "mean", "prod", "amax", "amin", "logsumexp", "softmax"):
 for each in ("sum", "mean", "amax", "amin"):
     CALLS[f"index_{each}"] = OF_INDICES
     CALLS[f"gather_{each}"] = OF_EDGES
+CALLS |= dict.fromkeys(["argmax", "argmin", "max", "min", "aminmax"], OF_DIMS)
 CALLS |= {
     "weighted_sum": dict(input=MATRIX, weight=MATRIX, dim=1),
     "dot": dict(input=VECTOR, other=VECTOR),

@@ -40,7 +40,7 @@ Acc sum_chunk(Acc* values, int64_t count, Acc* scratch) {
   } else if constexpr (std::is_same_v<Acc, Moments>) {
     instruction_set().sum_doubles(&values->sum, count, 2, &scratch->sum, &sum.sum);
   } else {
-    sum = 0;  // integers, in any order
+    sum = padding<Acc>();  // integers and indices, in any order
     for (int64_t i = 0; i < count; ++i) sum = plus(sum, values[i]);
   }
   return sum;

@@ -21,6 +21,7 @@ bool has_kernel(const Reduction& r) {
       return r.native && !r.second_negate && !r.truth && weighted::is_compiled(r.in, r.second_dtype, r.accumulator);
     case Addends::deviations: return r.native && variance::is_compiled(r.in);
     case Addends::exponents: return r.native && exponents::is_compiled(r.in);
+    case Addends::indices: return false;
   }
   if (!is_compiled(r.map, r.accumulator, r.in)) return false;
   return r.native || has_ptx(unit_of(kernel_map(r), r.accumulator, r.in));

@@ -60,7 +60,8 @@ int element_bytes_of(const Reduction& r) {
     case Addends::values: break;
     case Addends::products: return 2 * std::max(size, info(r.second_dtype).size);
     case Addends::deviations: return size > 4 ? 8 : 4;
-    case Addends::exponents: break;
+    case Addends::exponents:
+    case Addends::indices: break;
   }
   return size;
 }

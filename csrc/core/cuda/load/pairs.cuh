@@ -1,5 +1,5 @@
-// The sources of weighted sums, variances and sums of exponentials: an addend is made from two operands (weighted.h,
-// variance.h, exponents.h).
+// The sources of weighted sums, variances, sums of exponentials and indices: an addend is made from two operands (weighted.h,
+// variance.h, exponents.h, indices.h).
 #pragma once
 
 #include "../../numeric/exponents.h"
@@ -434,5 +434,53 @@ template <class Acc>
 constexpr bool is_converted<HeldConvertedExponents<Acc>> = true;
 template <class Acc>
 constexpr bool has_one_input<DeferredExponent<Acc>> = false;
+
+// A deferred element with its index, which is its offset in a second input that nobody reads.
+struct DeferredIndex { char bytes[kGranule]; };
+template <>
+struct Vector<DeferredIndex, 1> {
+  ConvertedInput input;
+  bool wanted;
+  Both at;
+
+  __device__ __forceinline__ Indexed operator[](int) const;
+};
+
+template <int kCount, int kElements>
+__device__ __forceinline__ auto resolve(const Vector<DeferredIndex, 1> (&x)[kCount][kElements]) {
+  constexpr int kAll = kCount * kElements;
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const auto places =
+      fetch_all<Indexed, kAll, true>(at(0).input, [&](int i) { return PredicatedOffset{at(i).at.first, at(i).wanted}; });
+  Resolved<Vector<Indexed, 1>, kCount, kElements> made;
+#pragma unroll
+  for (int i = 0; i < kAll; ++i)
+    made.x[i / kElements][i % kElements].set(0,
+                                             at(i).wanted ? Indexed{places.of[i].place, at(i).at.second} : padding<Indexed>());
+  return made;
+}
+
+__device__ __forceinline__ Indexed Vector<DeferredIndex, 1>::operator[](int) const {
+  const Vector<DeferredIndex, 1> single[1][1] = {{*this}};
+  return resolve(single).x[0][0][0];
+}
+
+struct ConvertedIndices {
+  using Element = DeferredIndex;
+  using Place = Both;
+  static constexpr int kRank = kMaxRank;
+  ConvertedInput input;
+  bool same;  // neighbours belong to different outputs, and have the same index
+
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, Both at) const {
+    static_assert(V == 1);
+    return {input, wanted, at + beside(*this, kBeyond)};
+  }
+};
+template <>
+inline constexpr bool is_converted<ConvertedIndices> = true;
+template <>
+inline constexpr bool has_one_input<DeferredIndex> = false;
 
 }  // namespace gpureduce::cuda
