@@ -132,7 +132,8 @@ class Index(Operation):
             elif "float8" in str(x.dtype):
                 x = x.float()
             kept = [d for d in range(x.dim()) if d not in dims]
-            found = theirs(x.permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1), -1)
+            rows = x.permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), math.prod(x.shape[d] for d in dims))
+            found = theirs(rows, -1)
             for d in dims if keepdim else ():
                 found = found.unsqueeze(d)
             return found

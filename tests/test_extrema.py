@@ -191,7 +191,7 @@ def test_refused(device):
     with pytest.raises(TypeError, match=r"^aminmax\(\)"):
         torch_reduce.aminmax(x, dim=(0, 1))
     for out in (x, (x,), (x, None), (x, x, x)):
-        with pytest.raises(TypeError, match=r"^max\(\): argument '(out|indices)'"):
+        with pytest.raises(TypeError, match=r"^max\(\): argument 'out' must be a tuple of two Tensors"):
             torch_reduce.max(x, 1, out=out)
 
 

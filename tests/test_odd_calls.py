@@ -256,6 +256,15 @@ MEANT = {
             or (f == "logsumexp" and isinstance(theirs.error, TypeError))
         )
     ),
+    "an index may be one over several dims": lambda f, call, ours, theirs: (
+        f in ("argmax", "argmin") and says(theirs, "must be int, not ") and isinstance(theirs.error, TypeError)
+    ),
+    "bool has an order, and with it an index": lambda f, call, ours, theirs: (
+        f in ("argmax", "argmin") and says(theirs, "does not support bool") and taken(ours)
+    ),
+    "meta tensors raise what others do, where torch's of an index raise other classes": lambda f, call, ours, theirs: (
+        f in ("argmax", "argmin") and call.startswith("meta") and isinstance(ours.error, IndexError)
+    ),
     "count_nonzero has keepdim and out": lambda f, call, ours, theirs: (
         f == "count_nonzero"
         and isinstance(theirs.error, TypeError)

@@ -61,9 +61,8 @@ def _both(name, operator, input, dim, keepdim, out, others, names):
     given = dict(dim=dim, keepdim=keepdim)
     overload = operator.default
     if out is not None:
-        if not isinstance(out, (tuple, list)) or len(out) != 2:
-            raise TypeError(f"{name}(): argument 'out' must be a tuple of two Tensors, not {type(out).__name__}")
-        _arguments.plain_tensors(name, **dict(zip(names, out, strict=True)))
+        if not isinstance(out, (tuple, list)) or len(out) != 2 or not all(isinstance(one, torch.Tensor) for one in out):
+            raise TypeError(f"{name}(): argument 'out' must be a tuple of two Tensors, but is {out!r:.40}")
         overload, given = operator.out, given | dict(zip(names, out, strict=True))
     return getattr(torch.return_types, name)(_library.call(name, overload, input, **given))
 
