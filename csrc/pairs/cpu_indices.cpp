@@ -14,7 +14,7 @@ auto signed_value(In x, bool negate) {
   else return negate ? -value(x) : value(x);
 }
 
-// Makes places from runs of elements with one stride. The second strides count the elements.
+// Finds the places of elements, and joins them. The second strides count the elements.
 template <class In>
 class Places {
  public:
@@ -23,13 +23,61 @@ class Places {
 
   struct Scratch {};
 
-  void make(Both at, Both step, int64_t n, Scratch&, Indexed* to) const {
-    const In* const from = input_ + at.first;
-    for (int64_t i = 0; i < n; ++i)
-      to[i] = {indices::place_of(signed_value(from[i * step.first], negate_), smallest_), at.second + i * step.second};
+  // Joins elements `begin` to `end` (exclusive) of `width` neighbouring outputs.
+  void fold(const Problem& p, Both place, int64_t width, int64_t begin, int64_t end, Indexed* to) const {
+    const Both step = p.reduced.empty() ? Both{0, 0} : stride_of<Both>(p.reduced.back());
+    const int64_t across = p.kept.empty() ? 0 : p.kept.back().stride;
+    std::fill(to, to + width, padding<Indexed>());
+    Walker walker(p.reduced, begin);
+    for (int64_t run; begin < end; begin += run) {
+      run = std::min({walker.left(), end - begin, width == 1 ? kRun : kLongRun});
+      const Both at = place + walker.place();
+      if (width == 1) fold_row(at, step, run, *to);
+      else if (across == 1) fold_columns(at, step, run, 1, width, to);
+      else fold_columns(at, step, run, across, width, to);
+      walker.advance(run);
+    }
   }
 
  private:
+  using P = indices::Place<decltype(signed_value(In{}, false))>;
+  static constexpr int64_t kRun = 512, kLongRun = 1 << 30;
+
+  P at(const In* x) const { return indices::place_of(signed_value(*x, negate_), smallest_); }
+
+  // First the largest place of a run, then its first element: both loops are vectorized.
+  void fold_row(Both place, Both step, int64_t n, Indexed& best) const {
+    const In* const from = input_ + place.first;
+    P places[kRun], top = lowest<P>();
+    const auto find = [&](int64_t stride) {
+      for (int64_t i = 0; i < n; ++i) {
+        places[i] = at(from + i * stride);
+        top = std::max(top, places[i]);
+      }
+    };
+    if (step.first == 1) find(1);
+    else find(step.first);
+    if (top < best.place) return;
+    const int64_t first = std::find(places, places + n, top) - places;
+    best = best + Indexed{top, place.second + first * step.second};
+  }
+
+  // Indices grow along a run, so of equal elements the first one stays.
+  void fold_columns(Both place, Both step, int64_t n, int64_t across, int64_t width, Indexed* to) const {
+    P tops[kSide], rows[kSide];
+    std::fill(tops, tops + width, lowest<P>());
+    std::fill(rows, rows + width, P{0});
+    for (int64_t i = 0; i < n; ++i) {
+      const In* const from = input_ + place.first + i * step.first;
+      for (int64_t c = 0; c < width; ++c) {
+        const P found = at(from + c * across);
+        rows[c] = found > tops[c] ? static_cast<P>(i) : rows[c];
+        tops[c] = found > tops[c] ? found : tops[c];
+      }
+    }
+    for (int64_t c = 0; c < width; ++c) to[c] = to[c] + Indexed{tops[c], place.second + rows[c] * step.second};
+  }
+
   const In* input_;
   bool negate_, smallest_;
 };

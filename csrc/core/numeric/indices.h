@@ -9,20 +9,24 @@
 
 namespace gpureduce::indices {
 
-// An element's place in the order of its dtype. NaN has the highest one, also if `smallest` turns the order around; -0.0 and
-// 0.0 share one.
+// The type of places of elements with a value of type T.
 template <class T>
-GPUREDUCE_HOST_DEVICE int64_t place_of(T x, bool smallest) {
-  int64_t place;
+using Place = std::conditional_t<sizeof(T) <= 4, int32_t, int64_t>;
+
+// The place of an element in the order of its dtype. NaN has the highest one, also if `smallest` turns the order around; -0.0
+// and 0.0 share one.
+template <class T>
+GPUREDUCE_HOST_DEVICE Place<T> place_of(T x, bool smallest) {
+  using P = Place<T>;
+  constexpr P kHighest = static_cast<P>(~lowest<P>());
   if constexpr (std::is_floating_point_v<T>) {
-    if (x != x) return INT64_MAX;
-    using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
-    const Bits bits = bit_cast<Bits>(x + T(0));  // -0.0 + 0.0 is 0.0
-    place = bits < 0 ? bits ^ static_cast<Bits>(~(Bits{1} << (8 * sizeof(T) - 1))) : bits;
+    const P bits = bit_cast<P>(x + T(0));  // -0.0 + 0.0 is 0.0
+    const P place = bits < 0 ? bits ^ kHighest : bits;
+    return x != x ? kHighest : smallest ? ~place : place;
   } else {
-    place = in_order<Largest<int64_t>>(x).value;
+    const P place = static_cast<P>(in_order<Largest<int64_t>>(x).value);
+    return smallest ? ~place : place;
   }
-  return smallest ? ~place : place;
 }
 
 }  // namespace gpureduce::indices
