@@ -7,7 +7,23 @@
 
 #include "map.h"
 
-namespace gpureduce::indices {
+namespace gpureduce {
+
+// An element whose index is wanted. Planners see its padded size, as that of a Deviation.
+template <class In>
+struct alignas(4) Ranked {
+  In element;
+};
+
+// An element, loaded, and its index.
+template <class In>
+struct Candidate {
+  In element;
+  int64_t index;
+  bool smallest, wanted;  // wanted: it exists
+};
+
+namespace indices {
 
 // The type of places of elements with a value of type T.
 template <class T>
@@ -29,4 +45,24 @@ GPUREDUCE_HOST_DEVICE Place<T> place_of(T x, bool smallest) {
   }
 }
 
-}  // namespace gpureduce::indices
+// A place of 32 bits and an index below 2^32 as one number, whose order is theirs; and back.
+GPUREDUCE_HOST_DEVICE Largest<int64_t> packed(int32_t place, int64_t index) {
+  const uint64_t high = static_cast<uint32_t>(place), low = static_cast<uint32_t>(~index);
+  return {static_cast<int64_t>(high << 32 | low)};
+}
+GPUREDUCE_HOST_DEVICE Indexed unpacked(Largest<int64_t> x) { return {x.value >> 32, static_cast<uint32_t>(~x.value)}; }
+
+// True if kernels are compiled for elements of this dtype. They pack their lanes.
+constexpr bool is_compiled(DType in, int64_t length) {
+  return info(in).kind == Kind::floating && (info(in).size == 2 || info(in).size == 4) && length < int64_t{1} << 32;
+}
+
+}  // namespace indices
+
+template <class Acc, class In>
+GPUREDUCE_HOST_DEVICE Acc addend(Candidate<In> x) {
+  if (!x.wanted) return padding<Acc>();
+  return indices::packed(indices::place_of(value(x.element), x.smallest), x.index);
+}
+
+}  // namespace gpureduce

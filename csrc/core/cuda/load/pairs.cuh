@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../numeric/exponents.h"
+#include "../../numeric/indices.h"
 #include "../../numeric/variance.h"
 #include "../../numeric/weighted.h"
 #include "../../problem/nest.h"
@@ -13,6 +14,7 @@ namespace gpureduce {
 template <class A, class B> struct IsMapped<Factors<A, B>> : std::true_type {};
 template <class In> struct IsMapped<Deviation<In>> : std::true_type {};
 template <class In> struct IsMapped<Exponent<In>> : std::true_type {};
+template <class In> struct IsMapped<Ranked<In>> : std::true_type {};
 
 }  // namespace gpureduce
 
@@ -31,6 +33,8 @@ template <class In>
 constexpr bool has_one_input<Deviation<In>> = false;
 template <class In>
 constexpr bool has_one_input<Exponent<In>> = false;
+template <class In>
+constexpr bool has_one_input<Ranked<In>> = false;
 
 // --- products -------------------------------------------------------------------------------------------------------------
 
@@ -250,6 +254,47 @@ struct Exponents {
 };
 template <class In, bool kAligned>
 constexpr bool holds_numbers<Exponents<In, kAligned>> = true;
+
+// --- indices --------------------------------------------------------------------------------------------------------------
+
+// V elements, with the index of the first one. If neighbours belong to different outputs, all have the `same` index.
+template <class In, int V>
+struct Vector<Ranked<In>, V> {
+  Vector<In, V> elements;
+  int64_t index;
+  bool same, smallest, wanted;
+
+  __device__ __forceinline__ Candidate<In> operator[](int j) const {
+    return {elements[j], index + (same ? 0 : j), smallest, wanted};
+  }
+};
+
+// The second strides count the elements. Nobody reads a second input.
+template <class In>
+struct Indices {
+  using Element = Ranked<In>;
+  using Place = Both;
+  static constexpr int kRank = kFastRank;
+  const In* base;
+  uint64_t policy;
+  bool same, smallest;
+
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, V> load(Both at) const {
+    return {load_vector<In, V>(base + at.first + kBeyond, policy), index_of<kBeyond>(at), same, smallest, true};
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, V> load_if(bool wanted, Both at) const {
+    const auto elements = load_vector_if<In, V, kBeyond>(wanted, base + at.first, policy, typename Vector<In, V>::Bits{});
+    return {elements, index_of<kBeyond>(at), same, smallest, wanted};
+  }
+
+ private:
+  template <int kBeyond>
+  __device__ __forceinline__ int64_t index_of(Both at) const {
+    return at.second + (same ? 0 : kBeyond);
+  }
+};
 
 // --- of any dtypes --------------------------------------------------------------------------------------------------------
 
