@@ -115,7 +115,7 @@ TOGETHER = (
     ("segments/torch", "segments/torch_softmax", "foreach/torch"),
     ("indexed/torch", "indexed/torch_index", "indexed/torch_gathered", "segments/torch_numbered"),
     ("exact/torch", "exact/torch_segment", "pairs/torch_exponents"),
-    ("pairs/torch_weighted", "pairs/torch_variance", "core/torch/norm"),
+    ("pairs/torch_weighted", "pairs/torch_variance", "pairs/torch_indices", "core/torch/norm"),
     ("replace/torch", "replace/torch_indexed", "core/torch/layouts"),
     (
         "core/torch/family",

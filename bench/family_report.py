@@ -160,6 +160,12 @@ FUNCTIONS = (
     ("nansum(x, 1)", "`torch.nansum`", "the sum of all elements that are not NaN", "nansum"),
     ("prod(x, (0, 1))", "`torch.prod`, any dims", "the product, in the same order", "prod"),
     ("amax(x, 1)`, `amin", "`torch.amax`", "the largest, the smallest element", "amax amin"),
+    (
+        "argmax(x, 1)`, `argmin`, `max`, `min",
+        "`torch.argmax`, any dims; `torch.max`",
+        "the index of the first largest, smallest element, and the element; `aminmax` has both elements",
+        "argmax argmin max min",
+    ),
     ("any(x > 1)`, `all", "`torch.any`", "whether any or all elements are not zero", "any all"),
     ("count_nonzero(x, 1)", "`torch.count_nonzero`, `keepdim`", "how many are not zero", "count_nonzero"),
     (

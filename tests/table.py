@@ -107,6 +107,69 @@ class Variance(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
+class Index(Operation):
+    """argmax or argmin: the index of the first largest or smallest element, in logical order."""
+
+    has_dtype, has_gradient, empty = False, False, None
+
+    def __call__(self, x, dim=None, keepdim=False, dtype=None, **named):
+        return self.operator(x, dim, keepdim, **named)
+
+    def aten(self, input, *args, **kwargs):
+        raise NotImplementedError("aten's takes one dim")
+
+    @property
+    def torch(self):
+        """torch's of several dims, and of dtypes that it does not take: in wider ones of the same order."""
+        theirs = getattr(torch, self.name)
+
+        def reduce(x, dim=None, keepdim=False):
+            dims = reduced_dims(x.dim(), dim)
+            if x.dtype == torch.uint64:
+                x = x.view(torch.int64) ^ torch.iinfo(torch.int64).min
+            elif x.dtype in (torch.bool, torch.uint16, torch.uint32):
+                x = x.long()
+            elif "float8" in str(x.dtype):
+                x = x.float()
+            kept = [d for d in range(x.dim()) if d not in dims]
+            rows = x.permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), math.prod(x.shape[d] for d in dims))
+            found = theirs(rows, -1)
+            for d in dims if keepdim else ():
+                found = found.unsqueeze(d)
+            return found
+
+        return reduce
+
+    def result(self, name, dtype=None):
+        return "int64"
+
+    def takes(self, name, dtype=None):
+        return name not in COMPLEX and dtype is None
+
+    def elements(self, shape, name, seed=0, device="cpu"):
+        """Few different ones, so that many are equal."""
+        few = data(shape, "int8", seed=seed, device=device).int() // 8
+        return (few % 2 if name == "bool" else few.abs() if name.startswith("u") else few).to(dtype_of(name))
+
+    def expected(self, x, dim=None, keepdim=False, dtype=None):
+        values = model.decode(numpy_of(x)[..., 0], name_of(x.dtype))
+        values = -values if x.is_neg() else values
+        dims = reduced_dims(x.dim(), dim)
+        kept = [d for d in range(x.dim()) if d not in dims]
+        rows = values.transpose(*kept, *dims).reshape(*(x.shape[d] for d in kept), math.prod(x.shape[d] for d in dims))
+        found = getattr(np, self.name)(rows, -1)  # NaN comes first, then the first of equal ones
+        return np.asarray(found, np.int64).reshape(
+            *(1 if d in dims else n for d, n in enumerate(x.shape) if keepdim or d not in dims), 1
+        )
+
+    def check(self, x, dim=None, keepdim=False, dtype=None, what=""):
+        result = self(x, dim, keepdim)
+        what = what or f"for {self} of {tuple(x.shape)} {x.stride()} {x.dtype}, {dim=}"
+        assert_same_bits(result, self.expected(x, dim, keepdim), what)
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
 class Weighted(Operation):
     """weighted_sum, of a pair."""
 
@@ -301,10 +364,11 @@ def _one(dim):
 
 VARIANCES = [Variance("var", ("", "")), Variance("std", ("", ""), correction=0), Variance("var_mean", ("", ""))]
 WEIGHTED = Weighted("weighted_sum", ("", ""))
+INDICES = [Index("argmax", ("", "")), Index("argmin", ("", ""))]
 SEGMENTS = [Segments("segment_sum", ("", "")), Segments("segment_mean", ("", ""), divides=True, whole=MEAN)]
 SEGMENTS += [Segments(f"segment_{op}", ("", ""), whole=op) for op in kin("prod", "amax", "amin", "logsumexp")]
 
-CASES = [*OPERATIONS, *NORMS, *POWSUMS, *FAMILY, *VARIANCES, WEIGHTED, *SEGMENTS]
+CASES = [*OPERATIONS, *NORMS, *POWSUMS, *FAMILY, *VARIANCES, *INDICES, WEIGHTED, *SEGMENTS]
 every_case = pytest.mark.parametrize("op", CASES, ids=str)
 
 

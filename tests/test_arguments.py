@@ -46,6 +46,7 @@ WRONG = {
     "plan": NO_TENSOR | NONE,
     "MoePlan": NO_TENSOR | NONE,
     "tensors": {"str": "a", "object": Anything(), "float": 1.5, "None": None, "of str": ["a"]},
+    "pair?": {"str": "a", "object": Anything(), "float": 1.5, "of str": ["a", "b"]},
     "int": NO_INT | NONE | {"bool": True},
     "int?": NO_INT,
     "dims": NO_LIST,
@@ -88,6 +89,7 @@ for each in ("sum", "mean", "prod", "amax", "amin", "logsumexp", "softmax"):
 for each in ("sum", "mean", "amax", "amin"):
     CALLS[f"index_{each}"] = OF_INDICES
     CALLS[f"gather_{each}"] = OF_EDGES
+CALLS |= dict.fromkeys(["argmax", "argmin", "max", "min", "aminmax"], OF_DIMS)
 CALLS |= {
     "weighted_sum": dict(input=MATRIX, weight=MATRIX, dim=1),
     "dot": dict(input=VECTOR, other=VECTOR),
@@ -131,6 +133,8 @@ OTHERS |= {(f"index_{name}", "index"): "plan" for name in ("sum", "mean", "amax"
 OTHERS |= {(f"index_{name}", "size"): "int" for name in ("sum", "mean", "amax", "amin")}
 OTHERS |= {(f"gather_{name}", "source"): "plan" for name in ("sum", "mean", "amax", "amin")}
 OTHERS |= {("rms_norm", "eps"): "float?", ("moe_combine", "rows"): "tensor", ("moe_combine", "index"): "plan"}
+OTHERS |= {(name, "out"): "pair?" for name in ("max", "min", "aminmax")}
+OTHERS |= {("max", "dim"): "int", ("min", "dim"): "int", ("aminmax", "dim"): "int?"}
 # Tensors of arguments that may be left out.
 LIKE = {"weight": of(3), "bias": of(3), "weights": VECTOR, "per_sample_weights": VECTOR, "residual": MATRIX}
 LIKE_IN = {("index_sum", "weight"): VECTOR, ("gather_sum", "weight"): VECTOR, ("moe_combine", "weights"): of(2, 2)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support import FAMILY, assert_same_bits, in_threads, name_of
-from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, taken, tensors
+from table import CASES, INDICES, SEGMENTS, VARIANCES, WEIGHTED, every_case, taken, tensors
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex values", "ignore:ComplexHalf support", "ignore:.*degrees of freedom"
@@ -71,7 +71,7 @@ def test_no_elements(op, name, device):
                     assert (room[..., 1] == 1).all()
                 continue
             for form, place in itertools.product(op.forms, (device, "meta")):
-                error = IndexError if dim not in (None, ()) and op in FAMILY else RuntimeError
+                error = IndexError if op in INDICES or (dim not in (None, ()) and op in FAMILY) else RuntimeError
                 with pytest.raises(error, match="Expected reduction dim|does not have an identity") as raised:
                     form(x.to(place), dim, keepdim)
                 assert raised.type is error

@@ -26,12 +26,13 @@ def weighted_sum(*args, **named):
 
 
 NAMES = ["sum", "mean", "nansum", "prod", "amax", "amin", "any", "all", "count_nonzero", "logsumexp"]
+NAMES += ["argmax", "argmin"]
 VARIANCES = ["var", "std", "var_mean"]
 FUNCTIONS = {name: (getattr(torch_reduce, name), getattr(torch, name)) for name in NAMES + VARIANCES}
 FUNCTIONS["vector_norm"] = (of_power(torch_reduce.vector_norm, 2), of_power(torch.linalg.vector_norm, 2))
 FUNCTIONS["powsum"] = (of_power(torch_reduce.powsum, 1), of_power(torch.linalg.vector_norm, 1))
 FUNCTIONS["weighted_sum"] = (weighted_sum, torch.sum)
-REAL = ["nansum", "prod", "amax", "amin", "logsumexp", "weighted_sum", *VARIANCES]
+REAL = ["nansum", "prod", "amax", "amin", "argmax", "argmin", "logsumexp", "weighted_sum", *VARIANCES]
 
 
 # --- the calls --------------------------------------------------------------------------------------------------------
@@ -254,6 +255,15 @@ MEANT = {
             or isinstance(ours.error, IndexError)
             or (f == "logsumexp" and isinstance(theirs.error, TypeError))
         )
+    ),
+    "an index may be one over several dims": lambda f, call, ours, theirs: (
+        f in ("argmax", "argmin") and says(theirs, "must be int, not ") and isinstance(theirs.error, TypeError)
+    ),
+    "bool has an order, and with it an index": lambda f, call, ours, theirs: (
+        f in ("argmax", "argmin") and says(theirs, "does not support bool") and taken(ours)
+    ),
+    "meta tensors raise what others do, where torch's of an index raise other classes": lambda f, call, ours, theirs: (
+        f in ("argmax", "argmin") and call.startswith("meta") and isinstance(ours.error, IndexError)
     ),
     "count_nonzero has keepdim and out": lambda f, call, ours, theirs: (
         f == "count_nonzero"

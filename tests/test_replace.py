@@ -28,6 +28,7 @@ OPINFO = opinfo()
 torch.vmap(torch.neg)(torch.ones(2))  # functorch registers kernels at its first call
 KERNELS = ["sum.dim_IntList", "sum.IntList_out", "sum", "sum.out", "mean.dim", "mean.out", "prod", "prod.dim_int"]
 KERNELS += ["amax", "amax.out", "amin", "any.dims", "any", "all.dim", "count_nonzero.dim_IntList", "linalg_vector_norm"]
+KERNELS += ["argmax", "argmax.out", "max.dim", "min.dim_min", "aminmax"]
 KERNELS += ["_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_dense_backward"]
 KERNELS += ["index_reduce", "index_reduce.out", "scatter_reduce.two", "scatter_reduce_.two"]
 KERNELS += ["index_add", "index_add_", "scatter_add.out", "_index_put_impl_", "bincount", "embedding_dense_backward"]
@@ -603,6 +604,26 @@ OTHERS = {
     ],
     "amax": [(lambda x: x.amax((0, 1)), torch_reduce.amax), (lambda x: x.amax(1), lambda x: torch_reduce.amax(x, 1))],
     "amin": [(lambda x: torch.amin(x, 1, out=x.new_empty(64)), lambda x: torch_reduce.amin(x, 1))],
+    "argmax": [
+        (lambda x: x.argmax(), torch_reduce.argmax),
+        (lambda x: torch.argmax(x, 1, out=x.new_empty(64, dtype=torch.int64)), lambda x: torch_reduce.argmax(x, 1)),
+    ],
+    "argmin": [(lambda x: x.argmin(0, True), lambda x: torch_reduce.argmin(x, 0, True))],
+    "max": [(lambda x, k=k: x.max(1)[k], lambda x, k=k: torch_reduce.max(x, 1)[k]) for k in range(2)],
+    "min": [
+        (
+            lambda x: torch.min(x, 0, out=(x.new_empty(5000), x.new_empty(5000, dtype=torch.int64)))[0],
+            lambda x: torch_reduce.min(x, 0)[0],
+        )
+    ],
+    "aminmax": [
+        (lambda x: torch.aminmax(x)[0], lambda x: torch_reduce.aminmax(x)[0]),
+        (lambda x: torch.aminmax(x, dim=1)[1], lambda x: torch_reduce.amax(x, 1)),
+        (
+            lambda x: torch.aminmax(x, dim=0, out=(x.new_empty(5000), x.new_empty(5000)))[0],
+            lambda x: torch_reduce.amin(x, 0),
+        ),
+    ],
     "any": [
         (lambda x: (x > 40).any(), lambda x: torch_reduce.any(x > 40)),
         (lambda x: (x > 40).any(1), lambda x: torch_reduce.any(x > 40, 1)),

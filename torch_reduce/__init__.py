@@ -27,7 +27,10 @@ __all__ = [
     "all",
     "amax",
     "amin",
+    "aminmax",
     "any",
+    "argmax",
+    "argmin",
     "bincount",
     "check_batch_invariance",
     "clip_grad_norm_",
@@ -63,7 +66,9 @@ __all__ = [
     "log_prob_of",
     "log_softmax",
     "logsumexp",
+    "max",
     "mean",
+    "min",
     "moe_combine",
     "moe_dispatch",
     "moe_plan",
@@ -122,6 +127,7 @@ else:
     from ._drift import drift
     from ._explain import explain
     from ._export import decompositions
+    from ._extrema import aminmax, argmax, argmin, max, min
     from ._family import all, amax, amin, any, count_nonzero, logsumexp, nansum, prod
     from ._gather import GatherPlan, gather_amax, gather_amin, gather_mean, gather_plan, gather_sum
     from ._index import IndexPlan, index_plan
@@ -158,7 +164,8 @@ else:
     from ._weighted import dot, weighted_sum
 
     _library.document(
-        [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod]
+        [aminmax, argmax, argmin, max, min]
+        + [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod]
         + [segment_amax, segment_amin, segment_logsumexp, segment_mean, segment_prod, segment_softmax, segment_sum]
         + [std, sum, var, var_mean, vector_norm, weighted_sum]
         + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]

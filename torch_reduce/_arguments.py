@@ -56,6 +56,22 @@ def reduction_to(
     raise NotImplementedError
 
 
+def extreme(
+    input: Input, dim: SupportsIndex, keepdim: bool = False, *, out: tuple[Tensor, Tensor] | None = None
+) -> "torch.return_types.max":
+    raise NotImplementedError
+
+
+def smallest_and_largest(
+    input: Input,
+    *,
+    dim: SupportsIndex | None = None,
+    keepdim: bool = False,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> "torch.return_types.aminmax":
+    raise NotImplementedError
+
+
 def summation(
     input: Input,
     dim: Dims = None,

@@ -19,6 +19,11 @@ _Name: TypeAlias = Literal[
     "prod",
     "amax",
     "amin",
+    "argmax",
+    "argmin",
+    "max",
+    "min",
+    "aminmax",
     "any",
     "all",
     "count_nonzero",
@@ -60,6 +65,9 @@ class replace(ContextDecorator):
     ``"nansum"``          ``torch.nansum``
     ``"prod"``            ``torch.prod``
     ``"amax"``            ``torch.amax``; and ``"amin"`` likewise
+    ``"argmax"``          ``torch.argmax``; and ``"argmin"`` likewise
+    ``"max"``             ``torch.max`` with ``dim``; and ``"min"`` likewise
+    ``"aminmax"``         ``torch.aminmax``
     ``"any"``             ``torch.any``
     ``"all"``             ``torch.all``, and no other function
     ``"count_nonzero"``   ``torch.count_nonzero``

@@ -1,5 +1,5 @@
-// Shared by weighted sums and variances on the CPU: a maker turns pairs of elements into accumulators, which are added in the
-// contract's order.
+// Shared by weighted sums, variances and indices on the CPU: a maker turns pairs of elements into accumulators, which are added
+// in the contract's order.
 #pragma once
 
 #include <algorithm>
@@ -162,6 +162,12 @@ const Acc* sum_columns(const Problem& p, const Nest<kMaxRank, Both>& elements, c
   return counter.finish();
 }
 
+// True of a maker that joins elements itself, in any order.
+template <class Maker, class = void>
+constexpr bool kFolds = false;
+template <class Maker>
+constexpr bool kFolds<Maker, std::void_t<decltype(&Maker::fold)>> = true;
+
 // The units per task: a power of two, so that a task's sum is a node of the tree.
 inline int64_t units_of_task(int64_t units, int64_t tasks) {
   int64_t each = 1;
@@ -197,7 +203,11 @@ void compute(const Problem& p, const Maker& maker, const Write& write) {
       Acc sum;
       const Acc* sums = &sum;
       const Both place = kept.at(output).in;
-      if (columns) sums = sum_columns<Acc>(p, elements, maker, place, width, begin, end, room);
+      if constexpr (kFolds<Maker>) {
+        const int64_t length = (p.length + units - 1) / units;  // of a unit
+        maker.fold(p, place, width, begin * length, std::min(p.length, end * length), room.sums.get());
+        sums = room.sums.get();
+      } else if (columns) sums = sum_columns<Acc>(p, elements, maker, place, width, begin, end, room);
       else sum = sum_row<Acc>(p, maker, place, begin * kChunk, std::min(p.length, end * kChunk), room);
       for (int64_t i = 0; i < width; ++i) {
         if (partials) partials[(output + i) * splits + split] = sums[i];

@@ -92,6 +92,44 @@ struct ReducedInto {
   }
 };
 
+// What says which element is the largest or smallest one, or what both are. Dims of none, or out of range, are torch's errors.
+template <auto handle, class Dim, bool takes_bool = true>
+struct Extreme {
+  static bool takes(const at::Tensor& self, Dim dim, bool) {
+    const std::optional<int64_t> d = dim;
+    const int64_t rank = std::max<int64_t>(self.dim(), 1);
+    return is_taken(Operation::_amax, self, {}) && (takes_bool || self.scalar_type() != at::kBool) &&
+           (!d || (*d >= -rank && *d < rank));
+  }
+  template <bool traced>
+  static auto ours(Keys keys, const at::Tensor& self, Dim dim, bool keepdim) {
+    return call_ours<traced>(keys, handle(), self, dim, keepdim);
+  }
+};
+template <auto handle>
+struct ExtremeIndex : Extreme<handle, std::optional<int64_t>, /*takes_bool=*/false> {
+  static at::ScalarType result(const at::Tensor&, std::optional<int64_t>, bool) { return at::kLong; }
+  template <bool traced>
+  static at::Tensor ours(Keys keys, const at::Tensor& self, std::optional<int64_t> dim, bool keepdim) {
+    const OptionalDims dims = dim ? OptionalDims(at::IntArrayRef(*dim)) : OptionalDims();
+    return call_ours<traced>(keys, handle(), self, dims, keepdim);
+  }
+};
+// The same into two tensors.
+template <class Function, class Dim, at::ScalarType second = at::ScalarType::Undefined>
+struct IntoTwo {
+  static bool takes(const at::Tensor& self, Dim dim, bool keepdim, at::Tensor& a, at::Tensor& b) {
+    return Function::takes(self, dim, keepdim) && is_plain_out(a, self, self.scalar_type()) &&
+           is_plain_out(b, self, second == at::ScalarType::Undefined ? self.scalar_type() : second);
+  }
+  template <bool traced>
+  static std::tuple<at::Tensor&, at::Tensor&> ours(Keys keys, const at::Tensor& self, Dim dim, bool keepdim, at::Tensor& a,
+                                                   at::Tensor& b) {
+    const TwoTensors found = Function::template ours<traced>(keys, self, dim, keepdim);
+    return {write(a, std::get<0>(found)), write(b, std::get<1>(found))};
+  }
+};
+
 // The norms that we have; other orders are left to torch.
 std::optional<Operation> norm_of(const at::Scalar& ord) {
   const double given = ord.isComplex() ? std::numeric_limits<double>::quiet_NaN() : ord.toDouble();
@@ -417,6 +455,32 @@ const Functions& replaced() {
          [](Table& m) {
            m.impl<Reduced<Op::_amin, IntArrayRef, bool>, GPUREDUCE_TORCH(amin)>("amin");
            m.impl_on_device<ReducedInto<Op::_amin, IntArrayRef, bool>, GPUREDUCE_TORCH(amin_outf)>("amin.out");
+         }},
+        {"argmax",
+         [](Table& m) {
+           impl_both<ExtremeIndex<argmax_operator>, GPUREDUCE_TORCH(argmax), GPUREDUCE_TORCH(argmax_outf)>(m, "argmax", ".out");
+         }},
+        {"argmin",
+         [](Table& m) {
+           impl_both<ExtremeIndex<argmin_operator>, GPUREDUCE_TORCH(argmin), GPUREDUCE_TORCH(argmin_outf)>(m, "argmin", ".out");
+         }},
+        {"max",
+         [](Table& m) {
+           using Max = Extreme<max_operator, int64_t>;
+           m.impl<Max, GPUREDUCE_TORCH(max)>("max.dim");
+           m.impl_on_device<IntoTwo<Max, int64_t, at::kLong>, GPUREDUCE_TORCH(max_outf)>("max.dim_max");
+         }},
+        {"min",
+         [](Table& m) {
+           using Min = Extreme<min_operator, int64_t>;
+           m.impl<Min, GPUREDUCE_TORCH(min)>("min.dim");
+           m.impl_on_device<IntoTwo<Min, int64_t, at::kLong>, GPUREDUCE_TORCH(min_outf)>("min.dim_min");
+         }},
+        {"aminmax",
+         [](Table& m) {
+           using Both = Extreme<aminmax_operator, std::optional<int64_t>>;
+           m.impl<Both, GPUREDUCE_TORCH(aminmax)>("aminmax");
+           m.impl_on_device<IntoTwo<Both, std::optional<int64_t>>, GPUREDUCE_TORCH(aminmax_outf)>("aminmax.out");
          }},
         {"any",
          [](Table& m) {

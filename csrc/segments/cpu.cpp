@@ -77,7 +77,7 @@ void write_empty(const Segments& s, int64_t number) {
   if (r.finish == Finish::quotient) return write(Complex<double>{});  // both parts of a complex mean of real numbers are NaN
   with_accumulator(r.accumulator, [&](auto acc) {
     using Acc = decltype(acc);
-    if constexpr (!std::is_same_v<Acc, Moments>) write(of_none<Acc>(r.out));
+    if constexpr (!kIsTwo<Acc>) write(of_none<Acc>(r.out));
   });
 }
 

@@ -559,6 +559,7 @@ _EXACT_KINDS: dict[str, type[Call]] = {
 }
 
 
+_EXTREMA = ("argmax", "argmin", "max", "min")  # over any dims, or one
 # Functions whose result is of a Shard alone, where they do not work along the dim that is cut: which arguments may be
 # Shards, and the one whose gradient would be a sum over ranks.
 _ALONE: dict[str, tuple[tuple[str, ...], str | None]] = {
@@ -573,6 +574,7 @@ _ALONE: dict[str, tuple[tuple[str, ...], str | None]] = {
     "embedding": (("weight",), None),
     "embedding_bag": (("weight",), "per_sample_weights"),
     **dict.fromkeys(("segment_logsumexp", "segment_softmax"), (("data",), None)),
+    **dict.fromkeys(_EXTREMA, (("self",), None)),
 }
 
 
@@ -620,7 +622,7 @@ def _schema_of(operator: Any) -> tuple[str | None, bool, list[str]]:
     space, _, name = schema.name.partition("::") if schema else ("", "", "")
     exact = name.startswith("exact_")
     function = name.removeprefix("exact_").removeprefix("linalg_")
-    taken = {"vector_norm", "powsum", *_operators(), *_KINDS, *_KEEP_SHAPE, *_ALONE}
+    taken = {"vector_norm", "powsum", *_operators(), *_KINDS, *_KEEP_SHAPE, *_ALONE, "aminmax"}
     if space != "gpureduce" or function not in taken:
         return None, exact, []
     return function, exact, [argument.name for argument in schema.arguments]
@@ -643,6 +645,9 @@ def call_operator(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return _arguments.over_ranks("keep_shape")(function, x, **given)
     if function in _ALONE:
         return _alone(operator, function, given)
+    if function == "aminmax":
+        x, *others = given.pop("self"), given.get("dim"), given.get("keepdim", False)
+        return tuple(getattr(torch.ops.gpureduce, one)(x, *others) for one in ("amin", "amax"))
     x, ord, dim = given.pop(names[0]), given.pop("ord", 2), given.pop("dim", None)
     if function in _KINDS:
         kind, operation = kind_of_call(function, exact)
@@ -672,7 +677,7 @@ def _alone(operator: Any, title: str, given: dict[str, Any]) -> Any:
             raise TypeError(f"{title}(): argument '{name}' must be Tensor, not {type(one.x).__name__}")
         cut = dim_of(title, one)
         cuts.add((cut - one.x.dim(), one.group))
-        if cut == given.get("dim", 0) % one.x.dim():
+        if cut in _worked_along(title, given, one.x.dim()):
             raise TypeError(
                 f"{title}(): '{name}' is a Shard that is cut along dim {cut}, the one that the function works along, "
                 "where it does not reach over ranks: give the whole tensor, a DTensor, or a Shard of another dim"
@@ -685,6 +690,16 @@ def _alone(operator: Any, title: str, given: dict[str, Any]) -> Any:
             f"{title}(): '{summed}' requires a gradient, but none flows through ranks: give {summed}.detach()"
         )
     return operator(**given)
+
+
+def _worked_along(title: str, given: dict[str, Any], rank: int) -> list[int]:
+    """The dims that a function of _ALONE works along."""
+    if title not in _EXTREMA:
+        return [given.get("dim", 0) % rank]
+    dim = given.get("dim")
+    if isinstance(dim, int):
+        dim = [dim]
+    return [one % rank for one in dim or range(rank)]
 
 
 def dim_of(title: str, shard: Shard) -> int:

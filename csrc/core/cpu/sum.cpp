@@ -151,9 +151,9 @@ bool run(const Reduction& r) {
   const Kernel kernel = instruction_set().kernel_for(p.in, p.accumulator, p.map);
   if (!kernel) return false;
   with_accumulator(p.accumulator, [&](auto acc) {
-    // Complex sums are summed as two real ones, and moments occur only in variances.
+    // Complex sums are summed as two real ones, and others of two numbers are not sums of values.
     using Acc = decltype(acc);
-    if constexpr (!IsComplex<Acc>::value && !std::is_same_v<Acc, Moments>) compute<Acc>(plan, r, kernel);
+    if constexpr (!IsComplex<Acc>::value && !kIsTwo<Acc>) compute<Acc>(plan, r, kernel);
   });
   return true;
 }

@@ -177,12 +177,33 @@ struct Output<Moments, Element> {
   }
 };
 
+// Writes indices.
+template <class Element>
+struct Output<Indexed, Element> {
+  void* to;  // indices, or partial results
+  bool partial;
+
+  template <class In>
+  __device__ __forceinline__ void write_at(const Spot<In>& place, int64_t part, Indexed v) const {
+    if (partial) static_cast<Indexed*>(to)[part] = v;
+    else static_cast<int64_t*>(to)[place.out] = v.index;
+  }
+  template <class In, int V>
+  __device__ __forceinline__ void write_neighbours(const Spot<In>& place, int64_t stride, int64_t part,
+                                                   const Indexed (&v)[V]) const {
+#pragma unroll
+    for (int j = 0; j < V; ++j) write_at(Spot<In>{place.in, place.out + j * stride}, part + j, v[j]);
+  }
+};
+
 // The Output of a reduction. `partials`: null if the kernel writes the results.
 template <class Element, class Acc>
 Output<Acc, Element> output_of(const Reduction& r, ResultPath path, Acc* partials) {
   if constexpr (std::is_same_v<Acc, Moments>) {
     const ConvertedInput input{r.input, l2_policy(), {r.in, Map::value, r.negate, false}};
     return {partials ? partials : r.output, partials != nullptr, r.mean, r.out, r.finishing(), input};
+  } else if constexpr (std::is_same_v<Acc, Indexed>) {
+    return {partials ? partials : r.output, partials != nullptr};
   } else {
     if (partials) return {partials, true, ResultPath::raw, r.out, r.finish, r.problem.length};
     return {r.output, false, path, r.out, r.finish, r.problem.length};

@@ -107,6 +107,7 @@ cudaError_t reduce(const Launch& launch) {
   if (r.addends == Addends::products) return launch_products(launch);
   if (r.addends == Addends::deviations) return launch_deviations(launch);
   if (r.addends == Addends::exponents) return launch_exponents(launch);
+  if (r.addends == Addends::indices) return launch_indices(launch);
   if (r.engine == Engine::converted)
     return is_convertible(r.map, r.accumulator, info(r.in)) ? launch_converted(launch) : kNoKernel;
   switch (unit_of(kernel_map(r), r.accumulator, r.in)) {

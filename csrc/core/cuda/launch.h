@@ -50,6 +50,8 @@ cudaError_t launch_deviations(const Launch& launch);
 cudaError_t launch_deviations_typed(const Launch& launch);
 cudaError_t launch_exponents(const Launch& launch);
 cudaError_t launch_exponents_typed(const Launch& launch);
+cudaError_t launch_indices(const Launch& launch);
+cudaError_t launch_indices_typed(const Launch& launch);
 
 // A kernel for questions to the driver. All kernels on a GPU are compiled for the same architecture, and no block of another
 // kernel takes more of a multiprocessor than a block of this one with 1024 threads and all of the shared memory.

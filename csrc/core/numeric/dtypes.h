@@ -52,6 +52,13 @@ struct Product {
 struct Moments { double sum, squares; };
 GPUREDUCE_HOST_DEVICE Moments operator+(Moments a, Moments b) { return {a.sum + b.sum, a.squares + b.squares}; }
 
+// The place of an element in an order, and its index: the larger place, then the smaller index. Any order gives the same bits
+// (indices.h).
+struct Indexed { int64_t place, index; };
+GPUREDUCE_HOST_DEVICE Indexed operator+(Indexed a, Indexed b) {
+  return a.place > b.place || (a.place == b.place && a.index < b.index) ? a : b;
+}
+
 // The unsigned integer type of kSize bytes.
 template <int kSize>
 using UnsignedOf =
@@ -78,7 +85,8 @@ enum class Kind : uint8_t { integer, floating, complex };
   X(product_f32, Product<float>, "float32")  \
   X(product_f64, Product<double>, "float64") \
   X(product_i64, Product<int64_t>, "int64")  \
-  X(moments, Moments, "float64")
+  X(moments, Moments, "float64")             \
+  X(indexed, Indexed, "int64")
 
 enum class Accumulator : uint8_t {
 #define GPUREDUCE_ENUMERATOR(name, ...) name,
@@ -230,6 +238,7 @@ inline bool is_native(Accumulator a, DType out) {
     case Accumulator::c128: return out == DType::ComplexDouble;
     case Accumulator::moments:
       return out == DType::Float || out == DType::BFloat16 || out == DType::Half || out == DType::Double;
+    case Accumulator::indexed: return out == DType::Long;
   }
   return false;
 }
@@ -264,8 +273,14 @@ template <>
 inline constexpr int converted_bytes<double> = 16;
 template <>
 inline constexpr int converted_bytes<Moments> = 16;
+template <>
+inline constexpr int converted_bytes<Indexed> = 16;
 template <template <class> class Holds>
 constexpr int converted_bytes<Holds<double>> = 16;
+
+// True for accumulators of two numbers, which have kernels of their own.
+template <class Acc>
+constexpr bool kIsTwo = std::is_same_v<Acc, Moments> || std::is_same_v<Acc, Indexed>;
 
 // True for Largest and Product, which wrap one number.
 template <class Acc>
@@ -296,6 +311,8 @@ GPUREDUCE_HOST_DEVICE Acc padding() {
     return {Number<Acc>(1)};
   } else if constexpr (std::is_same_v<Acc, Moments>) {
     return {-0.0, -0.0};
+  } else if constexpr (std::is_same_v<Acc, Indexed>) {
+    return {INT64_MIN, INT64_MAX};
   } else {
     return static_cast<Acc>(std::is_floating_point_v<Acc> ? -0.0 : 0.0);
   }
@@ -453,6 +470,11 @@ GPUREDUCE_HOST_DEVICE Acc addend(Product<T> x) {
 
 template <class Acc>
 GPUREDUCE_HOST_DEVICE Acc addend(Moments x) {
+  return x;
+}
+
+template <class Acc>
+GPUREDUCE_HOST_DEVICE Acc addend(Indexed x) {
   return x;
 }
 

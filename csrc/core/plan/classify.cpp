@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "../numeric/exponents.h"
+#include "../numeric/indices.h"
 #include "../numeric/variance.h"
 #include "../numeric/weighted.h"
 #include "../problem/geometry.h"
@@ -21,6 +22,7 @@ bool has_kernel(const Reduction& r) {
       return r.native && !r.second_negate && !r.truth && weighted::is_compiled(r.in, r.second_dtype, r.accumulator);
     case Addends::deviations: return r.native && variance::is_compiled(r.in);
     case Addends::exponents: return r.native && exponents::is_compiled(r.in);
+    case Addends::indices: return r.native && indices::is_compiled(r.in, r.problem.length);
   }
   if (!is_compiled(r.map, r.accumulator, r.in)) return false;
   return r.native || has_ptx(unit_of(kernel_map(r), r.accumulator, r.in));

@@ -46,6 +46,7 @@ int vector_width(const Request& q) {
   if (fast.stride != 1 || !is_aligned(p, q.by_columns, vector, q.r.input, q.r.in, kFirst)) return 1;
   if (q.r.addends == Addends::products && fast.second != 0)
     if (fast.second != 1 || !is_aligned(p, q.by_columns, vector, q.r.second, q.r.second_dtype, kSecond)) return 1;
+  if (q.r.addends == Addends::indices && fast.second > 1) return 1;
   const bool whole = q.by_columns || p.reduced.size() > 1;  // vectors must not cross the dim's end
   return whole && fast.size % vector != 0 ? 1 : vector;
 }
@@ -61,6 +62,7 @@ int element_bytes_of(const Reduction& r) {
     case Addends::products: return 2 * std::max(size, info(r.second_dtype).size);
     case Addends::deviations: return size > 4 ? 8 : 4;
     case Addends::exponents: break;
+    case Addends::indices: return std::max(size, 4);
   }
   return size;
 }
@@ -140,7 +142,7 @@ Request::Request(const Reduction& r, const Device& device, bool by_columns)
   const bool values = r.addends == Addends::values;
   const bool small = (order_free && values && ((size <= 2 && !info(r.in).is_rare()) || r.map == Map::nonzero)) ||
                      (r.accumulator == Accumulator::largest_i64 && size <= 4);
-  lane_bytes = typed && small ? 4 : size_of(r.accumulator);
+  lane_bytes = typed && small ? 4 : typed && r.addends == Addends::indices ? 8 : size_of(r.accumulator);
   variants = variants_of({r.engine, element_bytes, values});
   written_bytes = direct ? info(r.out).size : size_of(r.accumulator);
   walk = walk_of(p);

@@ -10,7 +10,8 @@ namespace gpureduce {
 // products    products of the elements of two inputs (weighted.h)
 // deviations  differences from each output's first element, and their squares (variance.h)
 // exponents   e^(x - m), where m is the output's largest element (exponents.h)
-enum class Addends : uint8_t { values, products, deviations, exponents };
+// indices     places in the order of elements, and their indices (indices.h)
+enum class Addends : uint8_t { values, products, deviations, exponents, indices };
 
 // Which kernels take a reduction.
 // full       kernels of plain sums, compiled in all variants

@@ -134,6 +134,11 @@ GPUREDUCE_HANDLE(index_plan_operator, "_index_plan", TwoTensors(const at::Tensor
 GPUREDUCE_HANDLE(weighted_sum_operator, "weighted_sum",
                  at::Tensor(const at::Tensor&, const at::Tensor&, OptionalDims, bool, OptionalDtype))
 GPUREDUCE_HANDLE(var_mean_operator, "_var_mean", TwoTensors(const at::Tensor&, OptionalDims, double, bool, bool, OptionalDtype))
+GPUREDUCE_HANDLE(argmax_operator, "argmax", at::Tensor(const at::Tensor&, OptionalDims, bool))
+GPUREDUCE_HANDLE(argmin_operator, "argmin", at::Tensor(const at::Tensor&, OptionalDims, bool))
+GPUREDUCE_HANDLE(max_operator, "max", TwoTensors(const at::Tensor&, int64_t, bool))
+GPUREDUCE_HANDLE(min_operator, "min", TwoTensors(const at::Tensor&, int64_t, bool))
+GPUREDUCE_HANDLE(aminmax_operator, "aminmax", TwoTensors(const at::Tensor&, std::optional<int64_t>, bool))
 
 // --- registration -----------------------------------------------------------------------------------------------------------
 
@@ -244,12 +249,14 @@ void define_composite(torch::Library& m, const std::string& schema, Function fun
   composite(m, name, named_kernel(name, function));
 }
 
+// What stands between a schema's arguments and `out`, which is given by name alone.
+inline const char* separator(const std::string& arguments) { return arguments.find('*') == std::string::npos ? ", *, " : ", "; }
+
 // The same with an out variant. The result is one tensor. `arguments` has an opening parenthesis only.
 template <class Function, class Out>
 void define_composite(torch::Library& m, const std::string& name, const std::string& arguments, Function function, Out out) {
-  const char* const between = arguments.find('*') == std::string::npos ? ", *, " : ", ";
   define_composite(m, name + arguments + ") -> Tensor", std::move(function));
-  define_composite(m, name + ".out" + arguments + between + "Tensor(a!) out) -> Tensor(a!)", std::move(out));
+  define_composite(m, name + ".out" + arguments + separator(arguments) + "Tensor(a!) out) -> Tensor(a!)", std::move(out));
 }
 
 }  // namespace gpureduce

@@ -3,7 +3,7 @@
 // the family has one operator. Otherwise its one member is the Which of an operator:
 //
 // name()           the operator's name
-// kArguments       its schema's arguments without the closing parenthesis; the last one is dtype=
+// kArguments       its schema's arguments without the closing parenthesis; the last one is dtype=, if there is one
 // Function         its C++ type, Result(self, ..., dtype). A Result is a tensor, or a tuple of tensors of one size and dtype
 // check<Int>       (arguments, out) -> a call, after all checks that read no elements: its `sizes` and `dtype` are the
 //                  result's. Int is int64_t, or c10::SymInt for meta tensors. `out` is nullptr if the result is new
@@ -69,6 +69,13 @@ const T& with_dtype(const T& x, OptionalDtype) {
   return x;
 }
 inline OptionalDtype with_dtype(const OptionalDtype&, OptionalDtype dtype) { return dtype; }
+
+// The argument dtype=, if the last one is that.
+template <class T>
+OptionalDtype dtype_in(const T&) {
+  return {};
+}
+inline OptionalDtype dtype_in(const OptionalDtype& dtype) { return dtype; }
 
 // An argument below functionalization.
 template <class T>
@@ -231,7 +238,7 @@ struct Plumbing<Family, Result(Args...)> {
     const c10::impl::ExcludeDispatchKeyGuard below(at::autocast::get_autocast_dispatch_key_from_device_type(device));
     const auto eligible = [](const Tensor& x) { return at::autocast::is_eligible(x, device); };
     const auto wide = [](const Tensor& x) { return x.scalar_type() == at::kDouble; };
-    const OptionalDtype given = std::get<sizeof...(Args) - 1>(std::tie(args...));
+    const OptionalDtype given = dtype_in(std::get<sizeof...(Args) - 1>(std::tie(args...)));
     const bool casts = !given && any_tensor(eligible, args...) && !any_tensor(wide, args...);
     return functional(which).call(with_dtype(args, casts ? OptionalDtype(at::kFloat) : given)...);
   }
@@ -266,7 +273,7 @@ GPUREDUCE_SMALL void define_reduction_with_out(torch::Library& m, Which which = 
   define_reduction<Family>(m, "Tensor", which);
   const auto family = family_of<Family>(which);
   const std::string name = family.name(), out = name + ".out";
-  define_schema(m, out + Family::kArguments + ", Tensor(a!) out) -> Tensor(a!)");
+  define_schema(m, out + Family::kArguments + separator(Family::kArguments) + "Tensor(a!) out) -> Tensor(a!)");
   put_on_backends(m, out, kernel_of(which, &Kernels::reduce_out));
   put_meta(m, out, kernel_of(which, &Kernels::reduce_out_meta));
   put(m, Key::Autograd, out, kernel_of(which, &Kernels::reduce_out_autograd));

@@ -6,7 +6,7 @@ namespace gpureduce::cuda {
 cudaError_t launch_converted(const Launch& launch) {
   const Reduction& r = launch.reduction;
   return with_accumulator(r.accumulator, [&](auto acc) {
-    if constexpr (std::is_same_v<decltype(acc), Moments>) {
+    if constexpr (kIsTwo<decltype(acc)>) {
       return kNoKernel;
     } else {
       using Source = Converted<decltype(acc)>;

@@ -3,6 +3,7 @@
 // selection of the conversion, which takes longer than the conversion itself, is done once.
 #pragma once
 
+#include "../../numeric/indices.h"
 #include "../early.cuh"
 #include "../tree/joins.cuh"
 
@@ -180,7 +181,10 @@ __device__ __noinline__ Fetched<Acc> fetch(ConvertedInput input, uint32_t wanted
   };
   Fetched<Acc> fetched{};
   const auto put_each = [&](auto f) { with_elements([&](int first, const auto& x) { put(fetched, first, each<Acc>(x, f)); }); };
-  if constexpr (kReal) {
+  if constexpr (std::is_same_v<Acc, Indexed>) {  // the caller knows the indices
+    const bool smallest = input.conversion.map() == Map::negative;
+    put_each([&](auto v) { return Indexed{indices::place_of(signed_element(v, input.conversion), smallest), 0}; });
+  } else if constexpr (kReal) {
     put_each([&](auto v) { return addend<Acc>(signed_element(v, input.conversion)); });
   } else {
     bool counts = false;

@@ -1,8 +1,9 @@
-// The sources of weighted sums, variances and sums of exponentials: an addend is made from two operands (weighted.h,
-// variance.h, exponents.h).
+// The sources of weighted sums, variances, sums of exponentials and indices: an addend is made from two operands (weighted.h,
+// variance.h, exponents.h, indices.h).
 #pragma once
 
 #include "../../numeric/exponents.h"
+#include "../../numeric/indices.h"
 #include "../../numeric/variance.h"
 #include "../../numeric/weighted.h"
 #include "../../problem/nest.h"
@@ -13,6 +14,7 @@ namespace gpureduce {
 template <class A, class B> struct IsMapped<Factors<A, B>> : std::true_type {};
 template <class In> struct IsMapped<Deviation<In>> : std::true_type {};
 template <class In> struct IsMapped<Exponent<In>> : std::true_type {};
+template <class In> struct IsMapped<Ranked<In>> : std::true_type {};
 
 }  // namespace gpureduce
 
@@ -31,6 +33,8 @@ template <class In>
 constexpr bool has_one_input<Deviation<In>> = false;
 template <class In>
 constexpr bool has_one_input<Exponent<In>> = false;
+template <class In>
+constexpr bool has_one_input<Ranked<In>> = false;
 
 // --- products -------------------------------------------------------------------------------------------------------------
 
@@ -251,6 +255,47 @@ struct Exponents {
 template <class In, bool kAligned>
 constexpr bool holds_numbers<Exponents<In, kAligned>> = true;
 
+// --- indices --------------------------------------------------------------------------------------------------------------
+
+// V elements, with the index of the first one. If neighbours belong to different outputs, all have the `same` index.
+template <class In, int V>
+struct Vector<Ranked<In>, V> {
+  Vector<In, V> elements;
+  int64_t index;
+  bool same, smallest, wanted;
+
+  __device__ __forceinline__ Candidate<In> operator[](int j) const {
+    return {elements[j], index + (same ? 0 : j), smallest, wanted};
+  }
+};
+
+// The second strides count the elements. Nobody reads a second input.
+template <class In>
+struct Indices {
+  using Element = Ranked<In>;
+  using Place = Both;
+  static constexpr int kRank = kFastRank;
+  const In* base;
+  uint64_t policy;
+  bool same, smallest;
+
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, V> load(Both at) const {
+    return {load_vector<In, V>(base + at.first + kBeyond, policy), index_of<kBeyond>(at), same, smallest, true};
+  }
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, V> load_if(bool wanted, Both at) const {
+    const auto elements = load_vector_if<In, V, kBeyond>(wanted, base + at.first, policy, typename Vector<In, V>::Bits{});
+    return {elements, index_of<kBeyond>(at), same, smallest, wanted};
+  }
+
+ private:
+  template <int kBeyond>
+  __device__ __forceinline__ int64_t index_of(Both at) const {
+    return at.second + (same ? 0 : kBeyond);
+  }
+};
+
 // --- of any dtypes --------------------------------------------------------------------------------------------------------
 
 struct TwoInputs { ConvertedInput first, second; };
@@ -434,5 +479,53 @@ template <class Acc>
 constexpr bool is_converted<HeldConvertedExponents<Acc>> = true;
 template <class Acc>
 constexpr bool has_one_input<DeferredExponent<Acc>> = false;
+
+// A deferred element with its index, which is its offset in a second input that nobody reads.
+struct DeferredIndex { char bytes[kGranule]; };
+template <>
+struct Vector<DeferredIndex, 1> {
+  ConvertedInput input;
+  bool wanted;
+  Both at;
+
+  __device__ __forceinline__ Indexed operator[](int) const;
+};
+
+template <int kCount, int kElements>
+__device__ __forceinline__ auto resolve(const Vector<DeferredIndex, 1> (&x)[kCount][kElements]) {
+  constexpr int kAll = kCount * kElements;
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const auto places =
+      fetch_all<Indexed, kAll, true>(at(0).input, [&](int i) { return PredicatedOffset{at(i).at.first, at(i).wanted}; });
+  Resolved<Vector<Indexed, 1>, kCount, kElements> made;
+#pragma unroll
+  for (int i = 0; i < kAll; ++i)
+    made.x[i / kElements][i % kElements].set(0,
+                                             at(i).wanted ? Indexed{places.of[i].place, at(i).at.second} : padding<Indexed>());
+  return made;
+}
+
+__device__ __forceinline__ Indexed Vector<DeferredIndex, 1>::operator[](int) const {
+  const Vector<DeferredIndex, 1> single[1][1] = {{*this}};
+  return resolve(single).x[0][0][0];
+}
+
+struct ConvertedIndices {
+  using Element = DeferredIndex;
+  using Place = Both;
+  static constexpr int kRank = kMaxRank;
+  ConvertedInput input;
+  bool same;  // neighbours belong to different outputs, and have the same index
+
+  template <int V, int kBeyond = 0>
+  __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, Both at) const {
+    static_assert(V == 1);
+    return {input, wanted, at + beside(*this, kBeyond)};
+  }
+};
+template <>
+inline constexpr bool is_converted<ConvertedIndices> = true;
+template <>
+inline constexpr bool has_one_input<DeferredIndex> = false;
 
 }  // namespace gpureduce::cuda

@@ -2,12 +2,13 @@
 // the lanes of the thread are 1 + 5, 2 + 6, 3 + 7 and 4 + 8.
 #pragma once
 
+#include "../../numeric/indices.h"
 #include "../load/source.cuh"
 
 namespace gpureduce::cuda {
 
 // The type of a lane's sum. Integers of 8 and 16 bits, and counts, are added in 32 bits within a warp's part of a tile: this is
-// exact, and their order is free. The maximum of integers of up to 32 bits also takes 32 bits.
+// exact, and their order is free. The maximum of integers of up to 32 bits also takes 32 bits, and one with its index 64.
 template <class Element, class Acc>
 struct LaneOf {
   static constexpr bool kSmall = std::is_same_v<Element, Boolean> || (std::is_integral_v<Element> && sizeof(Element) <= 2);
@@ -21,6 +22,10 @@ template <class In>
 struct LaneOf<Ordered<In>, Largest<int64_t>> {
   using type = std::conditional_t<sizeof(In) <= 4, Largest<int32_t>, Largest<int64_t>>;
 };
+template <class In>
+struct LaneOf<Ranked<In>, Indexed> {
+  using type = Largest<int64_t>;
+};
 template <class Element, class Acc>
 using Lane = typename LaneOf<Element, Acc>::type;
 
@@ -28,6 +33,7 @@ using Lane = typename LaneOf<Element, Acc>::type;
 template <class Acc, class LaneSum>
 __device__ __forceinline__ Acc widened(LaneSum x) {
   if constexpr (std::is_same_v<Acc, LaneSum>) return x;
+  else if constexpr (std::is_same_v<Acc, Indexed>) return indices::unpacked(x);
   else if constexpr (kHolds<Acc>) return {number(x)};
   else return static_cast<Acc>(x);
 }
