@@ -1,7 +1,7 @@
 // Sums over ranks by kernels that write into the memory of other GPUs: what is exchanged is added as it arrives.
 //
-// Two ranks, Adding::all, 20,000 bytes: a tile has 8,192, so there are 3 tiles, and 3 blocks take one each. Block 1 of rank 0
-// writes its bytes 8,192 to 16,383 into a slot in rank 1's memory, and then the number 1 into rank 1's word "block 1 has this
+// Two ranks, Adding::all, 10,000 bytes: a tile has 4,096, so there are 3 tiles, and 3 blocks take one each. Block 1 of rank 0
+// writes its bytes 4,096 to 8,191 into a slot in rank 1's memory, and then the number 1 into rank 1's word "block 1 has this
 // many tiles of rank 0". It waits until its own word says that rank 1's tile has arrived here, adds the two tiles, rank 0's
 // first, and writes the sum. A block with several tiles sends the next one before it waits.
 //
@@ -37,9 +37,9 @@ struct Args {
   }
 };
 
-// kRanks: at most so many.
+// kRanks: at most so many. Four blocks share a multiprocessor, so that another call finds room beside one that waits.
 template <class T, class Acc, int kRanks>
-__global__ void __launch_bounds__(kThreads) add(const __grid_constant__ Args args) {
+__global__ void __launch_bounds__(kThreads, 4) add(const __grid_constant__ Args args) {
   const Peers& peers = args.peers;
   const int channel = static_cast<int>(blockIdx.x), me = peers.rank;
   const int first_byte = static_cast<int>(threadIdx.x) * kVectorBytes;
@@ -177,7 +177,7 @@ cudaError_t symmetric_blocks(int ranks, int& blocks) {
     if (!kernel) continue;
     int resident = 0;
     if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, 0)) return error;
-    blocks = std::min(blocks, processors * resident);
+    blocks = std::min(blocks, std::max(1, processors * resident / 2));
   }
   return cudaSuccess;
 }

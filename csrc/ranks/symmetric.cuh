@@ -11,13 +11,13 @@ extern "C" __host__ __device__ void __assert_fail(const char* assertion, const c
 
 namespace gpureduce::cuda::symmetric {
 
-constexpr int kThreads = 512, kVectorBytes = 16;
+constexpr int kThreads = 256, kVectorBytes = 16;
 constexpr int kStep = kThreads * kVectorBytes;  // bytes between the vectors of a thread
 constexpr int kChannels = kMostBlocks;          // of sums. One more channel gathers.
 constexpr int kStages = 4;
 
 // The most vectors of a thread in a tile: all ranks' slots together have about as many bytes for any number of ranks.
-__host__ __device__ constexpr int most_vectors(int ranks) { return ranks <= 2 ? 2 : 1; }
+__host__ __device__ constexpr int most_vectors(int ranks) { return ranks <= 2 ? 4 : 2; }
 
 // A rank's memory, in this order.
 struct Memory {

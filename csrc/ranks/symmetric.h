@@ -23,7 +23,8 @@ struct Peers {
 };
 GPUREDUCE_API int64_t symmetric_bytes(int ranks);
 
-// The most blocks that run at once on the current device.
+// The blocks of a call: half of those that run at once on the current device. So the calls of two groups can wait beside each
+// other, whichever begins first on each rank.
 GPUREDUCE_API cudaError_t symmetric_blocks(int ranks, int& blocks);
 
 // How the ranks add. all: each rank gets all elements of the others, and adds all. shared: each rank adds one part, and gives

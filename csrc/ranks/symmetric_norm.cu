@@ -19,7 +19,8 @@ namespace {
 
 using namespace symmetric;
 
-constexpr int kMostTiles = 2;  // of a row
+constexpr int kMostTiles = 2;                    // of a row
+constexpr int kRowStep = kLanes * kVectorBytes;  // a block has a thread for each lane
 
 struct NormArgs {
   SummedNorm call;
@@ -33,7 +34,7 @@ __device__ __forceinline__ float number_at(const void* data, bool wide, int64_t 
 }
 
 template <class T, int kRanks>
-__global__ void __launch_bounds__(kThreads) add_norm(const __grid_constant__ NormArgs args) {
+__global__ void __launch_bounds__(kLanes) add_norm(const __grid_constant__ NormArgs args) {
   constexpr RowFunction f = RowFunction::rms_norm;
   constexpr int V = kVectorBytes / static_cast<int>(sizeof(T)), kVectors = most_vectors(kRanks), kSlotBytes = kVectors * kStep;
   __shared__ float sums[kMostNormed];
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) add_norm(const __grid_constant__ Nor
 
   for (int64_t row = channel; row < call.rows; row += gridDim.x, number += tiles) {
     const char* const in = static_cast<const char*>(call.in) + row * bytes;
-    for (int at = thread * kVectorBytes; at < bytes; at += kStep) {
+    for (int at = thread * kVectorBytes; at < bytes; at += kRowStep) {
       const Packet<T> own = load<T>(in + at, bytes - at);
 #pragma unroll
       for (int r = 0; r < kRanks; ++r)
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) add_norm(const __grid_constant__ Nor
     publish_to_all(peers, &Memory::sent, channel, number + tiles);
     await_all(peers, &Memory::sent, channel, number + tiles);
 
-    for (int at = thread * kVectorBytes; at < bytes; at += kStep) {
+    for (int at = thread * kVectorBytes; at < bytes; at += kRowStep) {
       Packet<T> rows[kRanks];
 #pragma unroll
       for (int r = 0; r < kRanks; ++r) {
@@ -95,13 +96,13 @@ __global__ void __launch_bounds__(kThreads) add_norm(const __grid_constant__ Nor
         lane = i < chunk + kLanes ? addend : lane + addend;
       }
       __syncthreads();  // the chunk before has been read from the slots
-      float sum = join_row(lane, no_addend<float>(), kThreads, slots, [](float p, float q) { return p + q; });
+      float sum = join_row(lane, no_addend<float>(), kLanes, slots, [](float p, float q) { return p + q; });
       carry(waiting, sum, chunks);
     }
     finish_row<f>(numbers, joined(waiting, chunks, no_addend<float>()), 0.0f, length, call.eps);
 
     char* const out = static_cast<char*>(call.out) + row * bytes;
-    for (int at = thread * kVectorBytes; at < bytes; at += kStep) {
+    for (int at = thread * kVectorBytes; at < bytes; at += kRowStep) {
       Packet<T> applied{uint4{}};
 #pragma unroll
       for (int k = 0; k < V; ++k) {
@@ -116,7 +117,6 @@ __global__ void __launch_bounds__(kThreads) add_norm(const __grid_constant__ Nor
   __syncthreads();
   if (thread == 0) *done = number;
 }
-static_assert(kThreads == kLanes);
 
 template <class T>
 cudaError_t start(const NormArgs& args, cudaStream_t stream) {
@@ -124,7 +124,7 @@ cudaError_t start(const NormArgs& args, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(args.call.rows, std::max(1, args.peers.blocks / 2)));
   const int ranks = args.peers.ranks;
   const auto kernel = ranks <= 2 ? add_norm<T, 2> : ranks <= 4 ? add_norm<T, 4> : add_norm<T, kMostPeers>;
-  kernel<<<blocks, kThreads, 0, stream>>>(args);
+  kernel<<<blocks, kLanes, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
