@@ -49,19 +49,25 @@ def norm(ord):
 NORMS = {f"norm {ord}": (*norm(ord), DTYPES) for ord in (2, 1, INFINITY, 0, 3)}
 
 
-def torch_prod(x, dims):
-    """torch's product takes one dim: of several, as one."""
-    if len(dims) == 1:
-        return torch.prod(x, dims[0])
-    kept = [d for d in range(x.dim()) if d not in dims]
-    return torch.prod(x.permute(*kept, *dims).flatten(len(kept)), -1)
+def of_one_dim(function):
+    """A function of torch that takes one dim: of several, as one."""
+
+    def reduce(x, dims):
+        if len(dims) == 1:
+            return function(x, dims[0])
+        kept = [d for d in range(x.dim()) if d not in dims]
+        return function(x.permute(*kept, *dims).flatten(len(kept)), -1)
+
+    return reduce
 
 
 KIN = {
     "nansum": (OPS.nansum, torch.nansum, DTYPES),
-    "prod": (OPS.prod, torch_prod, (*DTYPES, torch.int32)),
+    "prod": (OPS.prod, of_one_dim(torch.prod), (*DTYPES, torch.int32)),
     "amax": (OPS.amax, torch.amax, (*DTYPES, torch.int32, torch.uint8)),
     "amin": (OPS.amin, torch.amin, DTYPES),
+    "argmax": (OPS.argmax, of_one_dim(torch.argmax), (*DTYPES, torch.int32)),
+    "argmin": (OPS.argmin, of_one_dim(torch.argmin), DTYPES),
     "any": (OPS.any, torch.any, (*DTYPES, torch.int32, torch.bool)),
     "all": (OPS.all, torch.all, (*DTYPES, torch.bool)),
     "var": (lambda x, d: OPS.var(x, d), lambda x, d: torch.var(x, d), DTYPES),

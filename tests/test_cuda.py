@@ -1061,6 +1061,7 @@ WITHOUT_MACHINE_CODE = {
         torch_reduce.sum, *("float32", "bfloat16", "float64", "int32", "bool", "float8_e5m2", "complex64")
     ),
     "largest": lambda: of_one_input(torch_reduce.amax, "float32", "int32", "uint8"),
+    "indices": lambda: of_one_input(torch_reduce.argmax, "float32", "bfloat16", "int32"),
     "products": lambda: of_one_input(torch_reduce.prod, "float32", "int64"),
     "norms": norms,
     "counts": lambda: of_one_input(torch_reduce.count_nonzero, "float32", "int32"),

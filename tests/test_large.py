@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import model
+import torch_reduce
 from support import MEAN, SUM, assert_same_bits, check, data, dtype_of, numpy_of
 
 HUGE = 1 << 31
@@ -99,6 +100,20 @@ def test_bytes_in_memory(device):
     last = (HUGE + 4095) % 251 - 125  # the last element is odd's; both columns are half of whole periods and a rest
     rest = [i % 251 - 125 for i in range((HUGE + 4096) // 502 * 502, HUGE + 4096)]
     assert [even, odd] == [sum(rest[0::2]), sum(rest[1::2])] and rest[-1] == last
+
+
+@pytest.mark.parametrize("name", ["int8", "bfloat16"])
+def test_an_index_above_2_32(name, device):
+    """The first of two largest elements, where 32 bits do not count; and the last of as many as packed lanes take."""
+    needs(device, 5 if name == "int8" else 9)
+    x = torch.zeros((1 << 32) + 77, dtype=dtype_of(name), device=device)
+    x[-9] = x[-2] = 1
+    assert torch_reduce.argmax(x).item() == len(x) - 9
+    assert torch_reduce.argmin(x).item() == 0
+    whole = x[78:]  # 2^32 - 1 elements
+    whole[-9] = 0
+    whole[-1] = 2
+    assert torch_reduce.argmax(whole).item() == len(whole) - 1
 
 
 def test_very_many_rows_of_columns(device):

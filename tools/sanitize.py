@@ -117,7 +117,7 @@ def is_any(dtype):
 
 
 KIN = {"prod": is_real, "nansum": is_real, "amax": is_real, "amin": is_real, "any": is_any, "all": is_any}
-KIN |= {"count_nonzero": is_any, "logsumexp": is_real, "var_mean": is_floating}
+KIN |= {"argmax": is_real, "argmin": is_real, "count_nonzero": is_any, "logsumexp": is_real, "var_mean": is_floating}
 
 
 def kin(views):
