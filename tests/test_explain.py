@@ -142,8 +142,11 @@ def test_nothing_is_written(name, gpu):
 
 
 def test_out_is_not_written():
-    out = torch.full((3,), 7.0)
-    torch_reduce.explain(torch_reduce.sum, of(5, 4), 1, out=out[:0])
+    """Neither its values nor its size."""
+    out, empty = torch.full((3,), 7.0), torch.empty(0)
+    text = torch_reduce.explain(torch_reduce.sum, of(2, 3, 5, 4), 3, out=empty)
+    assert "outputs 30, elements each 4" in text
+    assert empty.shape == (0,) and empty._version == 0
     torch_reduce.explain(torch_reduce.softmax, of(3), 0, out=out)
     assert out.tolist() == [7.0, 7.0, 7.0] and out._version == 0
 

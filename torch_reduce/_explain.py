@@ -152,6 +152,8 @@ class _Listener(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if func.is_view or "empty" in name or not (tensors := _tensors((args, kwargs))):
             return func(*args, **kwargs)
+        if name == "resize_" and _storage(tensors[0]) not in self._given:
+            return func(*args, **kwargs)  # of what stands in for out=
         known = not any(_storage(x) in self._unknown for x in tensors)
         if name == "_local_scalar_dense":
             return func(*args, **kwargs) if known else 1.0 if tensors[0].is_floating_point() else 1
