@@ -826,6 +826,34 @@ def test_remembered(world):
     world.run(world.size, alone)
 
 
+def places_of_extrema(group):
+    mesh = mesh_of((2,))
+    whole = data([37, 6, 5], "int8", 3, here()).float() // 8
+    if not inside(mesh):
+        return
+    for placements in ([S0], [S1], [R]):
+        x = cut(whole, mesh, placements)
+        for dim, keepdim in itertools.product((None, 0, -1, (0, 2)), (False, True)):
+            found = torch_reduce.argmax(x, dim, keepdim)
+            assert torch.equal(found.full_tensor(), torch_reduce.argmax(whole, dim, keepdim)), (
+                placements,
+                dim,
+                keepdim,
+            )
+        for dim in (0, 1):
+            leaf, plain = x.detach().requires_grad_(), whole.clone().requires_grad_()
+            for one, other in zip(torch_reduce.min(leaf, dim), torch_reduce.min(plain, dim), strict=True):
+                assert torch.equal(one.full_tensor(), other), (placements, dim)
+            torch_reduce.max(leaf, dim).values.sum().backward()
+            torch_reduce.max(plain, dim).values.sum().backward()
+            assert torch.equal(leaf.grad.full_tensor(), plain.grad), (placements, dim)
+
+
+def test_places_of_extrema(world):
+    """argmax, max and min of a DTensor are those of the whole tensor, and so are the gradients."""
+    world.run(world.size, places_of_extrema)
+
+
 def other_order(group):
     """A local tensor may lie in another order than the global one, whose order counts."""
     mesh = mesh_of((1,))

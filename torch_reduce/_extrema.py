@@ -58,6 +58,9 @@ def _both(name, operator, input, dim, keepdim, out, others, names):
     input, dim, keepdim, *_ = _arguments.read(name, given, others).values()
     if dim is not None or name != "aminmax":
         _arguments.integer(name, "dim", dim)
+    input = _arguments.joined(input)
+    if name != "aminmax" and _arguments.mesh_of(input) is not None:
+        input = _arguments.over_ranks("uncut")(input, dim)  # torch's gather takes no DTensor that is cut along this dim
     given = dict(dim=dim, keepdim=keepdim)
     overload = operator.default
     if out is not None:

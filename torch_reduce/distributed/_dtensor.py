@@ -200,6 +200,21 @@ def _var_mean(
     return _results(_without_partials(self), call, metas)
 
 
+def _index(
+    op: Any, self: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, out: Tensor | None = None
+) -> DTensor:
+    """argmax or argmin: a rank has all of the reduced dims, or gets it."""
+    name = _name(op)
+    _expect_dtensors(name, input=self, out=out)
+    meta, dims = op(_without_data(self), dim, keepdim), _reduced(dim, self.dim())
+    x = _without_partials(self)
+    x = x.redistribute(placements=[Replicate() if _is_shard(one) and one.dim in dims else one for one in x.placements])
+    placements = [_after(name, one, dims, keepdim) for one in x.placements]
+    found = op(x._local_tensor, dim, keepdim)
+    result = DTensor.from_local(found, x.device_mesh, placements, shape=meta.shape, stride=meta.stride())
+    return result if out is None else out.copy_(result)
+
+
 def _weighted_sum(
     op: Any,
     self: Tensor,
@@ -1060,6 +1075,13 @@ def _uncut(x: DTensor, dim: int) -> list[Placement]:
     return [Replicate() if _is_shard(one) and one.dim == at else one for one in x.placements]
 
 
+@enter
+def uncut(x: DTensor, dim: int) -> DTensor:
+    """`x`, of which every rank has all of a dim."""
+    in_range = x.dim() > 0 and -x.dim() <= dim < x.dim()  # the call refuses others
+    return x.redistribute(placements=_uncut(x, dim)) if in_range else x
+
+
 def _after(name: str, placement: Placement, reduced: list[int], keepdim: bool) -> Placement:
     """The placement of the result: kept dims stay cut as they are."""
     if placement.is_replicate() or placement.is_partial():
@@ -1580,6 +1602,7 @@ _RULES = {name: _reduce for name, operation in known().items() if not operation.
     "_joined": lambda op, self: _without_partials(self),
     "_first_order": _refused,
     "weighted_sum": _weighted_sum,
+    **dict.fromkeys(("argmax", "argmin"), _index),
     **dict.fromkeys(("segment_sum", "segment_mean", "segment_prod", "_segment_amax", "_segment_amin"), _segments),
     "exact_segment_sum": _segments,
     **dict.fromkeys(("_segment_logsumexp", "segment_softmax"), _segments_of_whole),

@@ -32,12 +32,12 @@ class Shard:
             and check that they agree on everything else; that takes one all_gather of 256 bytes per rank, for which the
             host waits. With ``sizes`` nothing is checked.
 
-    **Functions.** ``sum``, ``mean``, ``nansum``, ``prod``, ``amax``, ``amin``, ``any``, ``all``, ``count_nonzero``,
-    ``logsumexp``, ``vector_norm``, ``powsum``, ``var``, ``std``, ``var_mean``, ``weighted_sum``, ``dot``,
-    ``segment_sum``, ``segment_mean``, ``segment_prod``, ``segment_amax`` and ``segment_amin``, and the operators of
-    ``torch.ops.gpureduce`` of these names, without ``out``. Their ``dim`` counts the dims of ``x``. ``sum``, ``mean``,
-    ``nansum``, ``dot``, ``weighted_sum`` and ``segment_sum`` take ``exact=True``, and so do ``powsum`` and
-    ``vector_norm`` of order 2.
+    **Functions.** ``sum``, ``mean``, ``nansum``, ``prod``, ``amax``, ``amin``, ``aminmax``, ``any``, ``all``,
+    ``count_nonzero``, ``logsumexp``, ``vector_norm``, ``powsum``, ``var``, ``std``, ``var_mean``, ``weighted_sum``,
+    ``dot``, ``segment_sum``, ``segment_mean``, ``segment_prod``, ``segment_amax`` and ``segment_amin``, and the
+    operators of ``torch.ops.gpureduce`` of these names, without ``out``. Their ``dim`` counts the dims of ``x``.
+    ``sum``, ``mean``, ``nansum``, ``dot``, ``weighted_sum`` and ``segment_sum`` take ``exact=True``, and so do
+    ``powsum`` and ``vector_norm`` of order 2.
 
     **Functions that keep their input's shape**: ``softmax``, ``log_softmax``, ``rms_norm``, ``layer_norm``, with
     ``log_prob`` and ``cross_entropy``. They give this rank's part of the global tensor's result, and gradients flow, of
@@ -57,11 +57,11 @@ class Shard:
     **Segments.** The offsets are those of the global tensor, the same on every rank. If the segments lie along ``dim``,
     the host waits for some offsets, also where ``sizes`` are given.
 
-    **Along another dim alone.** ``segment_logsumexp``, ``segment_softmax``, ``index_sum``, ``index_mean``,
-    ``index_amax``, ``index_amin``, ``index_add``, ``index_add_``, ``scatter_add``, ``index_reduce``, ``index_reduce_``,
-    ``scatter_reduce``, ``embedding`` and ``embedding_bag``
-    take Shards that are cut along another dim than the one that they work along. For embeddings that is the columns of
-    the table.
+    **Along another dim alone.** ``argmax``, ``argmin``, ``max``, ``min``, ``segment_logsumexp``,
+    ``segment_softmax``, ``index_sum``, ``index_mean``, ``index_amax``, ``index_amin``, ``index_add``,
+    ``index_add_``, ``scatter_add``, ``index_reduce``, ``index_reduce_``, ``scatter_reduce``, ``embedding`` and
+    ``embedding_bag`` take Shards that are cut along another dim than the one that they work along. For embeddings
+    that is the columns of the table.
 
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: by the functions, as of a tensor. Without ``sizes``, the other
