@@ -20,6 +20,7 @@ APART = {
     "explain": "it explains",
     "tune": "it runs plans",
 }
+NAMED = ("argmax", "argmin", "max", "min")  # their kernels are named alone
 
 
 def of(*shape, dtype=torch.float32):
@@ -46,6 +47,7 @@ TABLE = ("sum", "mean", "nansum", "prod", "amax", "amin", "any", "all", "count_n
 CALLS = dict.fromkeys(TABLE, ((MATRIX, 1), "outputs 64, elements each 1024")) | ROWS
 CALLS |= {
     "logsumexp": ((MATRIX, 1), "1024"),
+    "aminmax": ((MATRIX,), "outputs 1, elements each 65536"),
     "vector_norm": ((MATRIX, 2, 1), "outputs 64, elements each 1024"),
     "powsum": ((MATRIX, 2, 1), "outputs 64, elements each 1024"),
     "weighted_sum": ((MATRIX, of(1024), 1), "Float * Float -> Float"),
@@ -96,8 +98,18 @@ def called(name):
 def test_every_function_is_explained():
     """Each public function that takes tensors has a call here, or a reason not to have one."""
     public = {name for name in torch_reduce.__all__ if isinstance(getattr(torch_reduce, name), types.FunctionType)}
-    assert public == {*CALLS, *APART}
-    assert not {*CALLS} & {*APART}
+    assert public == {*CALLS, *APART, *NAMED}
+    assert len(public) == len(CALLS) + len(APART) + len(NAMED)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_kernels_that_are_named(name):
+    """They do not run: no plan is said, and whoever takes the result takes zeros."""
+    found = []
+    text = _explained(lambda x: found.append(getattr(torch_reduce, name)(x, 1)), (torch.eye(64).flip(1),), {})
+    assert re.match(r"arg(max|min): a kernel that is not explained", text)
+    index = found[0] if name.startswith("arg") else found[0].indices
+    assert index.dtype == torch.int64 and not index.any()
 
 
 @pytest.mark.parametrize("gpu", ["", H200], ids=["cpu", "a described H200"])

@@ -79,6 +79,7 @@ def test_every_operation_is_tested():
     others |= {"exact_segment_sum"}  # tests/test_exact_segment.py
     others |= {"index_sum", "index_mean", "index_amax", "index_amin"}  # tests/test_indexed.py
     others |= {"gather_sum", "gather_mean", "gather_amax", "gather_amin"}  # tests/test_gather.py
+    others |= {"argmax", "argmin", "max", "min", "aminmax"}  # tests/test_extrema.py
     assert public == {*map(str, [*OPERATIONS, *FAMILY]), *others}
     assert names >= {*map(str, NORMS), *map(str, POWSUMS)}
     assert all(callable(op.function) for op in [*OPERATIONS, *FAMILY, *NORMS, *POWSUMS])
@@ -105,6 +106,7 @@ def test_documented_and_typed():
     }
     wanted |= {"index_reduce", "index_reduce_", "scatter_reduce"}
     wanted |= {"GatherPlan", "gather_plan", "gather_sum", "gather_mean", "gather_amax", "gather_amin"}
+    wanted |= {"argmax", "argmin", "max", "min", "aminmax"}
     wanted |= {"MoePlan", "moe_plan", "moe_dispatch", "moe_combine"}
     wanted |= {"index_add", "index_add_", "scatter_add", "embedding", "embedding_bag", "bincount"}
     assert set(torch_reduce.__all__) == wanted

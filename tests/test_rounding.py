@@ -225,6 +225,8 @@ ALLOWED = [  # what stands in such a line, and why it may
     "known.size()",
     "nbytes()",
     "number / 2",
+    "numel() / length",
+    "(count + threads - 1) / threads",
     "*some <= *all / 8",
     "watch.spent",  # a time
 ]

@@ -155,6 +155,7 @@ def test_older_names(world):
         "FSDPReduceScatter",
         "Shard",
         "all_reduce",
+        "all_reduce_rms_norm",
         "ddp_hook",
         "leaf_sum",
         "reduce_scatter",

@@ -17,6 +17,8 @@ __all__ = ["explain"]
 _ops = torch.ops.gpureduce
 # They are computed: how the work behind them is cut depends on what they find.
 _COMPUTED = {"_index_plan", "_index_sort_values"}
+# Their backends say nothing. So they are named, and do not run.
+_UNTOLD = {"argmax", "argmin", "_finish"}
 
 
 @overload
@@ -131,6 +133,11 @@ class _Listener(TorchDispatchMode):
     def _ours(self, func, args, kwargs):
         name = func._schema.name.split("::")[1]
         self.part(_ops._explain_take(), self._depth)  # what the operator that calls this one has said
+        if name in _UNTOLD:
+            self.part(f"{name}: a kernel that is not explained", self._depth)
+            made = _mapped(_on_meta(func, args, kwargs), lambda x: _like(x, _tensors((args, kwargs))[0].device))
+            self._forget(made)
+            return made
         place, self._depth = len(self.lines), self._depth + 1
         self.part(name, self._depth - 1)
         written = _written(func, args, kwargs)
