@@ -227,6 +227,7 @@ ALLOWED = [  # what stands in such a line, and why it may
     "number / 2",
     "numel() / length",
     "(count + threads - 1) / threads",
+    "std::min(most, (count + grain - 1)",
     "*some <= *all / 8",
     "watch.spent",  # a time
 ]
