@@ -122,9 +122,9 @@ std::string known(const std::string& gpu, const std::string& device) { return kn
 
 // The guesses from these data for plans, each a row of features.
 at::Tensor guesses(const at::Tensor& features, const std::string& gpu) {
-  TORCH_CHECK(features.is_cpu() && features.dim() == 2 && features.size(1) == feature_count() &&
-                  features.scalar_type() == at::kFloat,
-              "features: expected a float32 matrix of ", feature_count(), " columns on the CPU");
+  TORCH_CHECK(
+      features.is_cpu() && features.dim() == 2 && features.size(1) == feature_count() && features.scalar_type() == at::kFloat,
+      "features: expected a float32 matrix of ", feature_count(), " columns on the CPU");
   const Choice& choice = known_choice(gpu, {});
   const at::Tensor rows = features.contiguous(), result = at::empty({features.size(0)}, at::kFloat);
   for (int64_t i = 0; i < rows.size(0); ++i)
