@@ -229,7 +229,7 @@ def test_dtypes():
 
 
 def lends(group):
-    """Sums through memory that is lent have the bits of those through NCCL, whatever their strides and streams."""
+    """Sums through memory that is lent have the bits that NCCL's way has, whatever their strides and streams."""
     rank, size, device = dist.get_rank(group), dist.get_world_size(group), here()
     for name in ("float32", "bfloat16", "complex64", "int32"):
         for shape in ((1,), (3, 5 * size), (1 << 20,), (5_000_000 // size * size,)):

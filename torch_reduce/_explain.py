@@ -38,7 +38,7 @@ def explain(function: Any = None, /, *args: Any, **kwargs: Any) -> str:
 
     ``explain(torch_reduce.rms_norm, x, 4096, w)`` is about that call. Any function of tensors will do, one of your own
     as well. The text names each operator that the function calls, ours and torch's. Ours say their problem and their
-    launches: on a CUDA device the kernel, what a thread and a block take, the threads of a block and the grid; on the
+    launches: on a CUDA device the kernel, what each thread and block takes, the threads per block and the grid; on the
     CPU how many threads share the work. If an argument requires a gradient, the backward pass follows.
 
     No result is computed, and nothing is written: neither ``out`` nor the tensors that a function changes in place.
@@ -46,7 +46,7 @@ def explain(function: Any = None, /, *args: Any, **kwargs: Any) -> str:
     work behind the sort is cut by it. The text is for people: its wording and numbers change with the tuning.
 
     ``explain(x, dim)`` is short for a call of :func:`sum`. A weight makes it a call of :func:`weighted_sum`, and
-    ``function="var"`` one of :func:`var`, whose plans are also those of :func:`std` and :func:`var_mean`.
+    ``function="var"`` one of :func:`var`; :func:`std` and :func:`var_mean` have the same plans.
 
     Args:
         function: a function of this package, or another one that calls them. In the short form it is the input: a
@@ -60,7 +60,7 @@ def explain(function: Any = None, /, *args: Any, **kwargs: Any) -> str:
 
     Raises:
         TypeError: ``function`` is neither a function nor a tensor, as a Shard.
-        ValueError: the short form's ``function`` is none of those.
+        ValueError: the short form's ``function`` is another one.
         Exception: what the function raises for these arguments. In the short form, what :func:`sum` raises.
 
     >>> print(torch_reduce.explain(torch.ones(3, 4), 1, weight=torch.ones(4)))

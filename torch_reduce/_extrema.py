@@ -53,7 +53,7 @@ def argmin(input=None, dim=None, keepdim=False, *, out=None, **others):
 
 
 def _both(name, operator, input, dim, keepdim, out, others, names):
-    """Calls an operator of two results, whose names `names` are those of its out tensors."""
+    """Calls an operator of two results, whose out tensors have these `names`."""
     given = dict(input=input, dim=dim, keepdim=keepdim, dtype=None, out=None)
     input, dim, keepdim, *_ = _arguments.read(name, given, others).values()
     if dim is not None or name != "aminmax":
@@ -82,7 +82,7 @@ def max(input=None, dim=None, keepdim=False, *, out=None, **others):
 
     Returns:
         A ``torch.return_types.max`` of ``values`` and ``indices``, tensors of ``input``'s shape without ``dim``. The
-        index is that of :func:`argmax`, and the value is the element there: NaN if an element is; where 0.0 and -0.0
+        index is :func:`argmax`'s, and the value is the element there: NaN if an element is; where 0.0 and -0.0
         are the largest, the first of them. :func:`amax` gives the largest element alone, over any dimensions.
 
     **Gradient.** All of it is the element's at the index, as in torch.
@@ -105,7 +105,7 @@ def min(input=None, dim=None, keepdim=False, *, out=None, **others):
     Args, gradient and errors: as for :func:`max`.
 
     Returns:
-        A ``torch.return_types.min``, as :func:`max` returns its results. The index is that of :func:`argmin`.
+        A ``torch.return_types.min``, as :func:`max` returns its results. The index is :func:`argmin`'s.
 
     >>> torch_reduce.min(torch.tensor([[1.0, 4.0, 1.0], [3.0, 2.0, 5.0]]), dim=1)
     torch.return_types.min(

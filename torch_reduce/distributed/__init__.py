@@ -362,7 +362,7 @@ def all_reduce_rms_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The norm behind a row-parallel layer: :func:`all_reduce` of ``input``, then :func:`torch_reduce.rms_norm` of it.
 
-    The bits are those of the two calls. For the few rows of a model that decodes, on GPUs that lend each other memory
+    It has the bits of the two calls. For the few rows of a model that decodes, on GPUs that lend each other memory
     (docs/distributed.md), both are one kernel: up to 8 MiB over the number of ranks, of float32, float16 or bfloat16,
     in rows of at most 8192 elements (16 KiB, if there are more than two ranks).
 

@@ -1077,7 +1077,7 @@ def _uncut(x: DTensor, dim: int) -> list[Placement]:
 
 @enter
 def uncut(x: DTensor, dim: int) -> DTensor:
-    """`x`, of which every rank has all of a dim."""
+    """`x`, whole along a dim on every rank."""
     in_range = x.dim() > 0 and -x.dim() <= dim < x.dim()  # the call refuses others
     return x.redistribute(placements=_uncut(x, dim)) if in_range else x
 
