@@ -1006,6 +1006,15 @@ def norm_of_sum(group, name):
     if size > 1:
         with pytest.raises(RuntimeError, match=r"the ranks disagree about the (weight|shape)"):
             function(x, 4, x[0] if odd else x[0].double(), group=group)
+        for odd_one in ({"residual": x}, {"weight": x[0]}, {"eps": 1e-3}):  # of one rank alone
+            for who in (odd, not odd):
+                with pytest.raises(RuntimeError, match=rf"the ranks disagree about the {next(iter(odd_one))}"):
+                    function(x, 4, **(odd_one if who else {}), group=group)
+        for call in (lambda: function(x, 4, group=group), lambda: distributed.all_reduce(x, group)):
+            with pytest.raises(NotImplementedError, match=r"^explain\(\): all_reduce\w*\(\) sends messages"):
+                torch_reduce.explain(call)
+        with pytest.raises(TypeError, match=r"^all_reduce_rms_norm\(\): argument 'check' must be bool, not str"):
+            function(x, 4, group=group, check="no")
         with pytest.raises(
             RuntimeError, match=r"failed: RuntimeError: .*no gradient|^all_reduce_rms_norm.*no gradient"
         ):

@@ -12,6 +12,7 @@ from torch_reduce._explain import _explained
 
 H200 = "multiprocessors=132"
 # Public functions that explain has no call of, and why.
+explain = torch_reduce.explain
 APART = {
     "check_batch_invariance": "it calls a model, and compares what runs",
     "contract": "it takes a device, and computes the pinned results",
@@ -360,3 +361,33 @@ def test_lists_share_a_launch(lengths, multiprocessors):
     assert sum(int(grid) for _, grid in launches) == sum(max(1, -(-n // (4096 * chunks))) for n in lengths)
     assert ("kernel join_arrays" in text) == (max(lengths) > 4096 * chunks)
     assert chunks == 1 or int(launches[0][1]) > 16 * multiprocessors
+
+
+def test_what_the_function_holds_stays():
+    """Numbers, buffers, gradients and the random state are the caller's, also where they are no arguments."""
+    numbers, mask = torch.arange(4), torch.zeros(3, dtype=torch.bool)
+    norm, w = torch.nn.BatchNorm1d(3), torch.ones(3, requires_grad=True)
+    state = torch.get_rng_state()
+    torch_reduce.explain(lambda: (numbers.add_(1), mask.fill_(True), torch.randn(3)))
+    torch_reduce.explain(norm, torch.ones(5, 3))
+    torch_reduce.explain(lambda x: torch_reduce.sum(x * 2).backward(), w)
+    assert numbers.tolist() == [0, 1, 2, 3] and not mask.any() and norm.num_batches_tracked == 0
+    assert w.grad is None and torch.get_rng_state().equal(state)
+    text = torch_reduce.explain(lambda: torch.arange(3).add_(1).sum().item())  # its own are computed
+    assert "torch.add_" in text
+
+
+def test_what_is_not_explained():
+    """One sentence each, and the next call is explained."""
+    x = torch.ones(3)
+    for kind, words, call in (
+        (NotImplementedError, "sparse tensors are not explained", lambda: explain(torch_reduce.sum, x.to_sparse())),
+        (
+            RuntimeError,
+            "the function that is explained calls it",
+            lambda: explain(lambda: explain(torch_reduce.sum, x)),
+        ),
+    ):
+        with pytest.raises(kind, match=rf"^explain\(\): {words}"):
+            call()
+    assert explain(torch_reduce.sum, x)

@@ -154,7 +154,9 @@ ERRORS = {
     "argmax, dim out of range": lambda R, d: R.argmax(torch.empty(3, 4, device=d), -3),
     "aminmax, dim out of range": lambda R, d: R.aminmax(torch.empty(3, 4, device=d), dim=2),
     "out of another dtype": lambda R, d: R.argmax(torch.ones(3, device=d), out=torch.empty(0, device=d)),
-    "indices of another dtype": lambda R, d: R.max(torch.ones(3, device=d), 0, out=(torch.ones(1, device=d),) * 2),
+    "indices of another dtype": lambda R, d: R.max(
+        torch.ones(3, device=d), 0, out=(torch.ones(1, device=d), torch.ones(1, device=d))
+    ),
     "values of another dtype": lambda R, d: R.min(
         torch.ones(3, device=d), 0, out=(torch.ones(1, device=d).half(), torch.ones(1, device=d).long())
     ),

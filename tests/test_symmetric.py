@@ -295,6 +295,17 @@ def norms(group):
         got = distributed.all_reduce_rms_norm(x, 64, group=group, check=False)
     graph.replay()
     assert_same_bits(got, torch_reduce.rms_norm(torch.full_like(x, size * (size + 1) / 2), 64))
+    graph, streams = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(3)]
+    parts = [torch.full((1 << 16,), 1.0 + rank + k, device=device) for k in range(6)]
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # branches of one graph, as ddp_hook makes them
+        for k, one in enumerate(parts):
+            streams[k % 3].wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(streams[k % 3]):
+                distributed.all_reduce(one, group, check=False)
+        for stream in streams:
+            torch.cuda.current_stream().wait_stream(stream)
+    graph.replay()
+    assert all(one.eq(size * (size + 1) / 2 + size * k).all() for k, one in enumerate(parts))
     return len(took)
 
 

@@ -1,5 +1,6 @@
 """What a call would launch: its backends say it, in the place of running (csrc/core/torch/explain.h)."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -17,6 +18,7 @@ __all__ = ["explain"]
 _ops = torch.ops.gpureduce
 # They are computed: how the work behind them is cut depends on what they find.
 _COMPUTED = {"_index_plan", "_index_sort_values"}
+_here = threading.local()  # whether this thread explains a call
 # Their backends say nothing. So they are named, and do not run.
 _UNTOLD = {"argmax", "argmin", "_finish"}
 
@@ -41,9 +43,12 @@ def explain(function: Any = None, /, *args: Any, **kwargs: Any) -> str:
     launches: on a CUDA device the kernel, what each thread and block takes, the threads per block and the grid; on the
     CPU how many threads share the work. If an argument requires a gradient, the backward pass follows.
 
-    No result is computed, and nothing is written: neither ``out`` nor the tensors that a function changes in place.
-    Integers and bools are computed where others depend on them. On the CPU, for example, an index is sorted, since the
-    work behind the sort is cut by it. The text is for people: its wording and numbers change with the tuning.
+    No result is computed, and nothing is written: neither ``out`` nor the tensors that a function changes in place,
+    and an argument's gradient stays. Integers and bools are computed where others depend on them. On the CPU, for
+    example, an index is sorted, since the work behind the sort is cut by it. The text is for people: its wording and
+    numbers change with the tuning. Gradients are off unless an argument requires one; parameters of a module that the
+    function holds are no arguments. Other threads that the function starts are not heard, nor is :func:`replace`:
+    torch's operators have their own names.
 
     ``explain(x, dim)`` is short for a call of :func:`sum`. A weight makes it a call of :func:`weighted_sum`, and
     ``function="var"`` one of :func:`var`; :func:`std` and :func:`var_mean` have the same plans.
@@ -60,6 +65,8 @@ def explain(function: Any = None, /, *args: Any, **kwargs: Any) -> str:
 
     Raises:
         TypeError: ``function`` is neither a function nor a tensor, as a Shard.
+        NotImplementedError: an argument is sparse; or the call sends messages to other ranks.
+        RuntimeError: the function calls ``explain``.
         ValueError: the short form's ``function`` is another one.
         Exception: what the function raises for these arguments. In the short form, what :func:`sum` raises.
 
@@ -81,25 +88,42 @@ def _tensors(of: Any) -> list[Tensor]:
     return [each for each in tree_flatten(of)[0] if isinstance(each, Tensor)]
 
 
+def refuse_messages(name: str) -> None:
+    """Raises an error if this thread explains a call: what other ranks would answer is not known."""
+    if getattr(_here, "explains", False):
+        raise NotImplementedError(f"explain(): {name}() sends messages to other ranks: explain the call of one rank")
+
+
 def _explained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], gpu: str = "") -> str:
     """The text of a call. ``gpu``: of a GPU that is described by numbers (csrc/core/plan/gpu.h), for tests."""
     given = _tensors((args, kwargs))
+    if getattr(_here, "explains", False):
+        raise RuntimeError("explain(): the function that is explained calls it")
+    if any(x.layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc) for x in given):
+        raise NotImplementedError("explain(): sparse tensors are not explained")
     # A call in place, or with out=, would change a graph.
     writes = kwargs.get("out") is not None or getattr(function, "__name__", "").endswith("_")
     wanted = [x for x in given if x.requires_grad and not writes and torch.is_grad_enabled()]
-    given += [x.grad for x in given if x.is_leaf and x.grad is not None]
+    gradients = [(x, x.grad) for x in given if x.is_leaf and x.requires_grad]
+    given += [gradient for _, gradient in gradients if gradient is not None]
+    random = torch.random.fork_rng(sorted({x.device.index for x in given if x.is_cuda}))
     listener, counted = _Listener(given), [x for x in given if not x.is_inference()]
     versions = torch.autograd._unsafe_preserve_version_counter(tuple(counted))
     _ops._explain_begin(gpu)
+    _here.explains = True
     try:
         # Backward passes run in this thread, since another one would not be explained.
-        with torch.autograd.set_multithreading_enabled(False), torch.set_grad_enabled(bool(wanted)), versions, listener:
+        alone, graph = torch.autograd.set_multithreading_enabled(False), torch.set_grad_enabled(bool(wanted))
+        with random, alone, graph, versions, listener:
             results = [x for x in _tensors(function(*args, **kwargs)) if x.requires_grad]
             if wanted and results:
                 listener.part("backward:")
                 torch.autograd.grad(results, wanted, [torch.empty_like(x) for x in results], allow_unused=True)
     finally:
+        _here.explains = False
         _ops._explain_end()
+        for x, gradient in gradients:
+            x.grad = gradient
     return "\n".join(listener.lines)
 
 
@@ -117,6 +141,7 @@ class _Listener(TorchDispatchMode):
         # By storage: the caller's, which nothing may write to; and those that have not been computed. References keep
         # their numbers from being taken by others.
         self._given = {_storage(x): x for x in given}
+        self._made: dict[int, StorageWeakRef] = {}  # in this call: the others are the caller's, too
         self._unknown: dict[int, StorageWeakRef] = {}
 
     def part(self, text: str, depth: int = 0) -> None:
@@ -126,9 +151,14 @@ class _Listener(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(issubclass(t, Tensor) and t not in (Tensor, torch.nn.Parameter) for t in types):
             return NotImplemented  # a DTensor: the operators of its parts come
-        if func.namespace == "gpureduce" and _tensors((args, kwargs)):
-            return self._ours(func, args, kwargs)
-        return self._others(func, args, kwargs)
+        ours = func.namespace == "gpureduce" and _tensors((args, kwargs))
+        result = (self._ours if ours else self._others)(func, args, kwargs)
+        fresh = "lift" in func._schema.name  # a tensor of numbers, which nobody else has
+        held = () if fresh else {_storage(x) for x in _tensors((args, kwargs))}
+        for x in _tensors(result):
+            if _storage(x) not in held:
+                self._made[_storage(x)] = StorageWeakRef(x.untyped_storage())
+        return result
 
     def _ours(self, func, args, kwargs):
         name = func._schema.name.split("::")[1]
@@ -136,7 +166,7 @@ class _Listener(TorchDispatchMode):
         if name in _UNTOLD:
             self.part(f"{name}: a kernel that is not explained", self._depth)
             made = _mapped(_on_meta(func, args, kwargs), lambda x: _like(x, _tensors((args, kwargs))[0].device))
-            self._forget(made)
+            self._forget(made, True)
             return made
         place, self._depth = len(self.lines), self._depth + 1
         self.part(name, self._depth - 1)
@@ -152,7 +182,7 @@ class _Listener(TorchDispatchMode):
         if len(self.lines) == place + 1:
             self.lines[place] += ": nothing to launch"
         if name not in _COMPUTED:
-            self._forget(result)
+            self._forget(result, not written)
         return _mapped(result, lambda x: for_it.get(_storage(x), x))
 
     def _others(self, func, args, kwargs):
@@ -168,7 +198,7 @@ class _Listener(TorchDispatchMode):
         self.part(_ops._explain_take(), self._depth)
         self.part(f"torch.{name} of {' and '.join(str(tuple(x.shape)) for x in tensors[:2])}", self._depth)
         if written:
-            if known and not any(_is_number(x) or _storage(x) in self._given for x in written):
+            if known and not any(_is_number(x) or _storage(x) not in self._made for x in written):
                 return func(*args, **kwargs)
             self._forget(written)
             return (None, written[0], tuple(written))[min(len(func._schema.returns), 2)]
@@ -176,14 +206,14 @@ class _Listener(TorchDispatchMode):
         if shapes is None or (known and not any(map(_is_number, _tensors(shapes)))):
             return func(*args, **kwargs)
         made = _mapped(shapes, lambda x: _like(x, tensors[0].device))
-        self._forget(made)
+        self._forget(made, True)
         return made
 
-    def _forget(self, results: Any) -> None:
+    def _forget(self, results: Any, is_new: bool = False) -> None:
         """Results that have not been computed. On the CPU integers are zeros, so that they lead out of no tensor."""
         for x in _tensors(results):
             self._unknown[_storage(x)] = StorageWeakRef(x.untyped_storage())
-            if x.is_cpu and not _is_number(x) and _storage(x) not in self._given:
+            if x.is_cpu and not _is_number(x) and (is_new or _storage(x) in self._made):
                 x.zero_()
 
 

@@ -398,7 +398,8 @@ def all_reduce_rms_norm(
         _arguments.rename(raised, "rms_norm", to=name)
         error = raised
     facts = {"function": name, "shape": list(input.shape), "dtype": str(input.dtype), "normalized_shape": list(shape)}
-    facts |= {argument: str(given[argument].dtype) for argument in ("weight", "residual") if argument in given}
+    facts |= {argument: str(getattr(given.get(argument), "dtype", None)) for argument in ("weight", "residual")}
+    facts["eps"] = str(eps)
     _check(name, facts, given, error, group, check)
     return _all_reduce_rms_norm(input, shape, weight, eps, residual, group)
 
@@ -528,6 +529,7 @@ def _check(
 
     On a GPU it begins to, if the ranks have agreed on this call before.
     """
+    _arguments.boolean(name, "check", tells)
     world, _ = _messages.place(name, group)
     tells = tells and world > 1
     call = facts["function"], *((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors.values())
@@ -642,7 +644,7 @@ def _reduce_scatter(
     """Every rank adds its piece of all inputs."""
     world, _ = _messages.place("reduce_scatter", group)
     if memory := _lent(input, group, averages, async_op, exact):
-        plain = _is_plain(output)
+        plain = _is_plain(output) and not torch._C._overlaps(output, input)
         piece = output.detach().view(-1) if plain else output.new_empty(output.numel())
         memory.add(_flat(input), piece, averages, True)
         if not plain:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import _explain
 from . import _symmetric
 
 _ops = torch.ops.gpureduce
@@ -37,6 +38,8 @@ def place(name: str, group: Any) -> tuple[int, int]:
         raise ValueError(f"{name}(): this process is not in 'group'")
     else:
         raise TypeError(f"{name}(): 'group' must be a ProcessGroup or None, not {type(group).__name__}")
+    if world > 1:
+        _explain.refuse_messages(name)
     if agreements := _agreements.get(one):
         agreements.raise_late(rank)
     return world, rank
@@ -301,7 +304,7 @@ def compare_all(name: str, texts: list[str], rank: int) -> list[dict[str, Any]]:
         raise RuntimeError(f"{name}(): the ranks disagree about a call that begins with {texts[rank]}") from None
     if failed := [of for of, facts in enumerate(told) if "error" in facts]:
         raise RuntimeError(f"{name}(): {named_ranks(failed)} failed: {told[failed[0]]['error']}")
-    for what in told[rank]:
+    for what in {what: None for facts in told for what in facts}:
         if what != "order":
             compare(name, what, {of: facts.get(what) for of, facts in enumerate(told)})
     return told

@@ -38,16 +38,19 @@ class Memory:
     patience: int  # nanoseconds that a rank waits for another
     handle: Any  # which keeps the memory
     last: torch.cuda.Stream | None = None
+    captured: torch.cuda.Stream | None = None  # the same of a graph under capture
 
     def _begin(self) -> None:
-        """Puts what follows on the current stream after the calls before, but for those in a graph under capture."""
+        """Puts what follows on the current stream after the calls before: of a graph under capture, after its own."""
         with torch.cuda.device(self.parts[0].device):
-            if torch.cuda.is_current_stream_capturing():
-                return
-            stream = torch.cuda.current_stream()
-        if self.last is not None and self.last != stream:
-            stream.wait_stream(self.last)
-        self.last = stream
+            stream, captures = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
+        last = self.captured if captures else self.last
+        if last is not None and last != stream and (not captures or _captures(last)):
+            stream.wait_stream(last)
+        if captures:
+            self.captured = stream
+        else:
+            self.last = stream
 
     def add(self, given: Tensor, out: Tensor, averages: bool, scatters: bool) -> None:
         """Writes the sum or mean of the ranks' flat tensors to `out`, or this rank's piece of it; see :func:`adds`."""
@@ -69,6 +72,11 @@ class Memory:
         """The bytes of all ranks, one after the other: at most MOST_GATHERED of each."""
         self._begin()
         return _ops._gather_ranks(mine, self.parts, self.rank, self.patience)
+
+
+def _captures(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _parts_of(flat: Tensor) -> Tensor:
@@ -141,7 +149,7 @@ def _lend(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
     parts = _tried(lambda: [handle.get_buffer(rank, [size], torch.uint8) for rank in range(world)])
     if not all(right for (right,) in _told(group, device, [parts is not None])):
         return None
-    patience = int(_timeout_of(group, device) * 1e9)
+    patience = min(int(_timeout_of(group, device) * 1e9), 2**62)
     return Memory(parts, group.rank(), min(most), patience, handle)
 
 
