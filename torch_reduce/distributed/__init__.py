@@ -371,7 +371,7 @@ def all_reduce_rms_norm(
             is not changed.
         normalized_shape: the last dimensions of ``input``, as of :func:`torch_reduce.rms_norm`.
         weight: as of :func:`torch_reduce.rms_norm`, the same on every rank.
-        eps: as of :func:`torch_reduce.rms_norm`.
+        eps: as of :func:`torch_reduce.rms_norm`, the same on every rank.
         residual: a tensor of ``input``'s shape, the same on every rank, which is added to the sum before it is
             normalized, as :func:`torch_reduce.rms_norm` adds it.
         group: the ranks; by default all.
