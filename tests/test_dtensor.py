@@ -850,7 +850,7 @@ def places_of_extrema(group):
 
 
 def test_places_of_extrema(world):
-    """argmax, max and min of a DTensor are the whole tensor's, and so are the gradients."""
+    """argmax, max and min of a DTensor, and their gradients, have the values of the whole tensor."""
     only_where_torch_moves(world)
     world.run(world.size, places_of_extrema)
 

@@ -111,6 +111,17 @@ def test_kernels_that_are_named(name):
     assert re.match(r"arg(max|min): a kernel that is not explained", text)
     index = found[0] if name.startswith("arg") else found[0].indices
     assert index.dtype == torch.int64 and not index.any()
+    with pytest.raises(NotImplementedError):
+        _explained(getattr(torch_reduce, name), (torch.ones(3, 4, dtype=torch.complex64), 1), {})
+
+
+def test_a_named_kernel_into_out():
+    """What the caller gets is its own tensor, as it was."""
+    out = torch.full((64,), 7)
+    assert (
+        torch_reduce.explain(torch_reduce.argmax, torch.eye(64), 1, out=out) == "argmax: a kernel that is not explained"
+    )
+    assert out.eq(7).all()
 
 
 @pytest.mark.parametrize("gpu", ["", H200], ids=["cpu", "a described H200"])

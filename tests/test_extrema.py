@@ -23,7 +23,7 @@ def leaf(x):
 
 
 def specials(name, device, repeats=1):
-    """Rows of numbers at the ends of a dtype, each of which stands twice, in several orders; and for floats NaN."""
+    """Rows of numbers at the ends of a dtype, twice each, in several orders; and NaN among floats."""
     info = torch.iinfo(dtype_of(name)) if name not in (*FLOATING, "bool") else None
     ends = [0, 1] if name == "bool" else [info.min, info.max, 0] if info else [-math.inf, math.inf, 0.0, -0.0, 1.0]
     rows = [ends + ends, ends[::-1] + ends, ends[1:] + ends + ends[:1], ends[:1] * (2 * len(ends))]
@@ -168,7 +168,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("label", ERRORS)
 def test_errors_are_torchs(label, device):
-    """The class is torch's, and so is the text, but for the names of dtypes."""
+    """The class and the text are torch's, but for the names of dtypes."""
     with pytest.raises(Exception) as theirs:
         ERRORS[label](torch, device)
     with pytest.raises(theirs.type) as ours:

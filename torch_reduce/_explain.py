@@ -105,9 +105,9 @@ def _explained(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     writes = kwargs.get("out") is not None or getattr(function, "__name__", "").endswith("_")
     wanted = [x for x in given if x.requires_grad and not writes and torch.is_grad_enabled()]
     gradients = [(x, x.grad) for x in given if x.is_leaf and x.requires_grad]
-    given += [gradient for _, gradient in gradients if gradient is not None]
+    given += [gradient for _, gradient in gradients if gradient is not None]  # whose versions stay, too
     random = torch.random.fork_rng(sorted({x.device.index for x in given if x.is_cuda}))
-    listener, counted = _Listener(given), [x for x in given if not x.is_inference()]
+    listener, counted = _Listener(), [x for x in given if not x.is_inference()]
     versions = torch.autograd._unsafe_preserve_version_counter(tuple(counted))
     _ops._explain_begin(gpu)
     _here.explains = True
@@ -134,14 +134,13 @@ class _Listener(TorchDispatchMode):
     kernels are not computed, unless they are integers or bools of what is known.
     """
 
-    def __init__(self, given: list[Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
         self._depth = 0
-        # By storage: the caller's, which nothing may write to; and those that have not been computed. References keep
-        # their numbers from being taken by others.
-        self._given = {_storage(x): x for x in given}
-        self._made: dict[int, StorageWeakRef] = {}  # in this call: the others are the caller's, too
+        # By storage: what was made in this call, for nothing may write to the caller's; and what has not been computed.
+        # References keep their numbers from being taken by others.
+        self._made: dict[int, StorageWeakRef] = {}
         self._unknown: dict[int, StorageWeakRef] = {}
 
     def part(self, text: str, depth: int = 0) -> None:
@@ -151,27 +150,26 @@ class _Listener(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(issubclass(t, Tensor) and t not in (Tensor, torch.nn.Parameter) for t in types):
             return NotImplemented  # a DTensor: the operators of its parts come
-        ours = func.namespace == "gpureduce" and _tensors((args, kwargs))
-        result = (self._ours if ours else self._others)(func, args, kwargs)
+        told = func.namespace == "gpureduce" and _name(func) not in _UNTOLD and _tensors((args, kwargs))
+        result = (self._ours if told else self._others)(func, args, kwargs)
         fresh = "lift" in func._schema.name  # a tensor of numbers, which nobody else has
-        held = () if fresh else {_storage(x) for x in _tensors((args, kwargs))}
-        for x in _tensors(result):
+        return self._make(result, () if fresh else (args, kwargs))
+
+    def _make(self, results: Any, of: Any = ()) -> Any:
+        """Keeps what was made in this call: all results but views `of` arguments."""
+        held = {_storage(x) for x in _tensors(of)}
+        for x in _tensors(results):
             if _storage(x) not in held:
                 self._made[_storage(x)] = StorageWeakRef(x.untyped_storage())
-        return result
+        return results
 
     def _ours(self, func, args, kwargs):
-        name = func._schema.name.split("::")[1]
+        name = _name(func)
         self.part(_ops._explain_take(), self._depth)  # what the operator that calls this one has said
-        if name in _UNTOLD:
-            self.part(f"{name}: a kernel that is not explained", self._depth)
-            made = _mapped(_on_meta(func, args, kwargs), lambda x: _like(x, _tensors((args, kwargs))[0].device))
-            self._forget(made, True)
-            return made
         place, self._depth = len(self.lines), self._depth + 1
         self.part(name, self._depth - 1)
         written = _written(func, args, kwargs)
-        stands_in = {_storage(x): _like(x) for x in written}
+        stands_in = {_storage(x): self._make(_like(x)) for x in written}
         for_it = {_storage(stands_in[_storage(x)]): x for x in written}
         key = _key(func, _tensors((args, kwargs))[0])
         args, kwargs = _mapped((args, kwargs), lambda x: stands_in.get(_storage(x), x))
@@ -182,21 +180,22 @@ class _Listener(TorchDispatchMode):
         if len(self.lines) == place + 1:
             self.lines[place] += ": nothing to launch"
         if name not in _COMPUTED:
-            self._forget(result, not written)
+            self._forget(self._make(result, (args, kwargs)))
         return _mapped(result, lambda x: for_it.get(_storage(x), x))
 
     def _others(self, func, args, kwargs):
-        name = func._schema.name.split("::")[1]
+        name, ours = _name(func), func.namespace == "gpureduce"
         if func.is_view or "empty" in name or not (tensors := _tensors((args, kwargs))):
             return func(*args, **kwargs)
-        if name == "resize_" and _storage(tensors[0]) not in self._given:
+        if name == "resize_" and _storage(tensors[0]) in self._made:
             return func(*args, **kwargs)  # of what stands in for out=
-        known = not any(_storage(x) in self._unknown for x in tensors)
+        known = not ours and not any(_storage(x) in self._unknown for x in tensors)
         if name == "_local_scalar_dense":
             return func(*args, **kwargs) if known else 1.0 if tensors[0].is_floating_point() else 1
         written = _written(func, args, kwargs)
         self.part(_ops._explain_take(), self._depth)
-        self.part(f"torch.{name} of {' and '.join(str(tuple(x.shape)) for x in tensors[:2])}", self._depth)
+        of = " and ".join(str(tuple(x.shape)) for x in tensors[:2])
+        self.part(f"{name}: a kernel that is not explained" if ours else f"torch.{name} of {of}", self._depth)
         if written:
             if known and not any(_is_number(x) or _storage(x) not in self._made for x in written):
                 return func(*args, **kwargs)
@@ -205,16 +204,20 @@ class _Listener(TorchDispatchMode):
         shapes = _on_meta(func, args, kwargs)
         if shapes is None or (known and not any(map(_is_number, _tensors(shapes)))):
             return func(*args, **kwargs)
-        made = _mapped(shapes, lambda x: _like(x, tensors[0].device))
-        self._forget(made, True)
+        made = self._make(_mapped(shapes, lambda x: _like(x, tensors[0].device)))
+        self._forget(made)
         return made
 
-    def _forget(self, results: Any, is_new: bool = False) -> None:
+    def _forget(self, results: Any) -> None:
         """Results that have not been computed. On the CPU integers are zeros, so that they lead out of no tensor."""
         for x in _tensors(results):
             self._unknown[_storage(x)] = StorageWeakRef(x.untyped_storage())
-            if x.is_cpu and not _is_number(x) and (is_new or _storage(x) in self._made):
+            if x.is_cpu and not _is_number(x) and _storage(x) in self._made:
                 x.zero_()
+
+
+def _name(func) -> str:
+    return func._schema.name.split("::")[1]
 
 
 def _key(func, x: Tensor) -> Any:

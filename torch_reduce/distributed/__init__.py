@@ -392,8 +392,7 @@ def all_reduce_rms_norm(
         if torch.is_grad_enabled() and [tensor for tensor in given.values() if tensor.requires_grad]:
             raise RuntimeError(f"{name}(): it has no gradient, but an argument requires one")
         like = {argument: torch.empty_like(tensor, device="meta") for argument, tensor in given.items()}
-        more = {"residual": like["residual"]} if residual is not None else {}
-        _functions_of_rows.rms_norm(like["input"], shape, like.get("weight"), eps, **more)  # its errors
+        _functions_of_rows.rms_norm(like.pop("input"), shape, eps=eps, **like)  # its errors
     except Exception as raised:
         _arguments.rename(raised, "rms_norm", to=name)
         error = raised
@@ -628,13 +627,12 @@ def _all_reduce_rms_norm(
     others = [getattr(x, "dtype", None) for x in (weight, residual)]
     fits = len(shape) == 1 and _symmetric.adds_norms(input.shape, input.dtype, others, world)
     if fits and (memory := _lent(input, group, False, False, False)):
-        plain = [x if x is None else x.detach().contiguous() for x in (input, residual, weight)]
+        plain = [x if x is None else x.contiguous() for x in (input, residual, weight)]
         out, stored = memory.add_norm(*plain, torch.finfo(torch.float32).eps if eps is None else eps)
         return out if residual is None else (out, stored)
-    total = input.detach().clone()
+    total = input.clone()
     _all_reduce(total, group, False, False)
-    more = {} if residual is None else {"residual": residual.detach()}
-    return _functions_of_rows.rms_norm(total, shape, weight, eps, **more)
+    return _functions_of_rows.rms_norm(total, shape, weight, eps, residual=residual)
 
 
 @between_graphs
