@@ -111,7 +111,7 @@ BUILT_FOR_SPEED = ("core/torch/cuda", "core/torch/ops", "core/torch/results", "c
 # time. So no name may mean two things in them.
 TOGETHER = (
     ("core/torch/autograd", "core/torch/gradient", "core/torch/applied"),
-    ("rows/torch", "rows/torch_steps", "rows/torch_losses"),
+    ("rows/torch", "rows/torch_steps", "rows/torch_losses", "rows/torch_quantize"),
     ("segments/torch", "segments/torch_softmax", "foreach/torch"),
     ("indexed/torch", "indexed/torch_index", "indexed/torch_gathered", "segments/torch_numbered"),
     ("exact/torch", "exact/torch_segment", "pairs/torch_exponents"),

@@ -1,15 +1,16 @@
-"""Reductions for PyTorch at memory speed, in one documented order of additions: the same bits on every device.
+"""Reductions for PyTorch in one documented order of additions, so that a result has the same bits on every device.
 
-``torch_reduce.sum`` is ``torch.ops.gpureduce.sum`` with documentation, types, and all of ``torch.sum``'s ways to be
-called; either may be used anywhere. The order is a contract (docs/order.md) and never changes: a row's sum has the same
-bits alone and in any batch, contiguous or strided, on any GPU and on the CPU. Several dimensions are added in the order
-of memory: ``.contiguous()`` gives one order, and with ``exact=True`` any order gives the same bits. All other functions
-follow the same order.
+``torch_reduce.sum`` calls the operator ``torch.ops.gpureduce.sum``, and takes arguments in all the ways that
+``torch.sum`` takes them; either may be used anywhere. The order is a contract (docs/order.md) and never changes: a
+row's sum has the same bits alone and in any batch, contiguous or strided, on any GPU and on the CPU. Several dimensions
+are added in the order of memory: ``.contiguous()`` gives one order, and with ``exact=True`` any order gives the same
+bits. All other functions follow the same order.
 
-``python -m torch_reduce`` shows what was built, what is there, and checks pinned bits on every device.
-They also take DTensors, and a ``torch_reduce.distributed.Shard``: a tensor that is cut over the ranks of
-torch.distributed, with the same bits at any number of them.
-``torch_reduce.ladder`` is beside it: every kernel of the classic lessons on reduction, to run and to time.
+The functions also take DTensors, and a ``torch_reduce.distributed.Shard``, one rank's part of a tensor that is cut over
+the ranks of torch.distributed: the bits are the same on any number of ranks.
+
+``python -m torch_reduce`` shows what was built and which devices are there, and checks pinned bits on each.
+``torch_reduce.ladder`` has the kernels of the classic lessons on reduction, to run and to time.
 """
 
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "Fp8",
     "GatherPlan",
     "IndexPlan",
     "MoePlan",
@@ -75,6 +77,7 @@ __all__ = [
     "nansum",
     "powsum",
     "prod",
+    "quantize",
     "replace",
     "replace_torch_sum",
     "rms_norm",
@@ -87,6 +90,7 @@ __all__ = [
     "segment_prod",
     "segment_softmax",
     "segment_sum",
+    "silu_mul",
     "softmax",
     "std",
     "sum",
@@ -148,6 +152,7 @@ else:
     )
     from ._log_prob_of import log_prob_of
     from ._moe import MoePlan, moe_combine, moe_dispatch, moe_plan
+    from ._quantize import Fp8, quantize, silu_mul
     from ._replace import replace, replace_torch_sum
     from ._rows import cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax
     from ._segment import (
@@ -168,7 +173,7 @@ else:
         + [all, amax, amin, any, count_nonzero, dot, logsumexp, mean, nansum, powsum, prod]
         + [segment_amax, segment_amin, segment_logsumexp, segment_mean, segment_prod, segment_softmax, segment_sum]
         + [std, sum, var, var_mean, vector_norm, weighted_sum]
-        + [cross_entropy, layer_norm, log_prob, log_softmax, rms_norm, softmax]
+        + [cross_entropy, layer_norm, log_prob, log_softmax, quantize, rms_norm, silu_mul, softmax]
         + [bincount, embedding, embedding_bag, index_add, index_add_, index_amax, index_amin, index_mean, index_sum]
         + [index_reduce, index_reduce_, scatter_add, scatter_reduce, gather_amax, gather_amin, gather_mean, gather_sum]
     )

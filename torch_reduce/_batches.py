@@ -13,7 +13,7 @@ from .tuning.race import same_bits
 __all__ = ["BatchInvariance", "check_batch_invariance"]
 
 _SIZES = (1, 2, 17, 256, 1024)
-_SAME, _AMONG, _OTHER, _UNKNOWN = range(4)  # how the rows of a part's tensor are to those of the whole's
+_SAME, _AMONG, _OTHER, _UNKNOWN = range(4)  # how a part's rows stand to the whole's
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _relation(whole: Tensor, part: Tensor, batch: int, rows: int) -> int:
 
 
 def _are_among(pairs: list[tuple[Tensor, Tensor]]) -> bool:
-    """Whether each row of the parts is one of the wholes, by its bits: of all of them, those of the same index."""
+    """Whether each row of the parts is one of the wholes, by its bits: the row of the same index, or another one."""
     kinds = []
     for whole, part in pairs:
         dim = _differing(whole, part)[0]
@@ -111,7 +111,7 @@ def _is_number(x: Tensor) -> bool:
 
 
 def _blame(whole: Run, part: Run, batch: int, rows: int) -> tuple[BatchInvariance | None, int]:
-    """What is to blame if the part's rows are not those of the whole; and how many calls were compared.
+    """What is to blame if the part has other rows than the whole; and how many calls were compared.
 
     An operation is to blame if it is given the same rows in both runs, and makes others of them. That is certain of
     numbers whose rows come in order. Where they come in another one, as tokens do that are sorted by expert, or where

@@ -76,7 +76,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _outside(tensor: Tensor) -> bool:
-    """Whether it is a DTensor of which this rank has nothing."""
+    """Whether it is a DTensor that has no part on this rank."""
     return bool(mesh := mesh_of(tensor)) and mesh.get_coordinate() is None
 
 
@@ -134,7 +134,7 @@ def get_total_norm(
 ) -> Tensor:
     """The norm of all elements of some tensors, as :func:`torch.nn.utils.get_total_norm`, with fixed bits.
 
-    Each tensor's sum of powers is that of ``torch.ops.gpureduce.linalg_powsum``, in the accumulator's type. The sums
+    Each tensor's sum of powers is what ``torch.ops.gpureduce.linalg_powsum`` gives, in the accumulator's type. The sums
     are added in the order of the list, as :func:`sum` adds the elements of a vector, and the root is taken of what they
     come to. So the bits depend on the tensors' elements, in memory order, and their places in the list alone: not on
     the device, the stream or the GPU; nor, of DTensors, on the placements and the number of ranks. On a GPU the sums of
@@ -147,9 +147,9 @@ def get_total_norm(
         norm_type: 0, 1, 2, 3, ``inf`` or ``-inf``.
         error_if_nonfinite: whether to raise an error where the norm is infinite or NaN, for which it waits for the GPU.
         foreach: as in torch, where it chooses between implementations. Here there is one.
-        group: ranks of ``torch.distributed`` that hold the tensors together, such as those of all pipeline stages
+        group: ranks of ``torch.distributed`` that hold the tensors together, such as the ranks of all pipeline stages
             (``torch.distributed.group.WORLD`` for all ranks): each calls with its own tensors, or none, and all get the
-            norm of all. By default the tensors are those of the list.
+            norm of all. By default the list has all tensors.
         places: with ``group``, the place of each tensor in the list of the whole model, which gives the order. The
             places of a rank are all different, in any order, and may leave numbers out. A tensor that several ranks
             have, as a replica or a DTensor, has one place, and counts once. Ranks outside of a DTensor's mesh may leave
@@ -227,7 +227,7 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales gradients so that their norm is at most ``max_norm``, as :func:`torch.nn.utils.clip_grad_norm_` does.
 
-    The norm is that of :func:`get_total_norm`. Each gradient is multiplied by ``min(1, max_norm / (norm + 1e-6))``. The
+    The norm is :func:`get_total_norm`'s. Each gradient is multiplied by ``min(1, max_norm / (norm + 1e-6))``. The
     factor is computed in float64, and rounded to float32 for gradients of less than double precision. A product is
     computed in that precision and rounded once to the gradient's dtype, where torch rounds the factor to it first. So
     the gradients, too, have the same bits on the CPU and on GPUs.

@@ -474,9 +474,15 @@ def _layer_norm(
     x: Tensor, dims: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = x.to(_types(x, weight, bias))
-    variance, mean, rows = _variance(x, _last(x, dims), 0.0)
-    root = _root(variance + eps)
-    mean, r = (rows.result(each.to(wide.dtype), True) for each in (mean, torch.ones_like(root) / root))
+    rows = _Rows(x, _last(x, dims))
+    total = _joined(rows.of(wide))
+    n = _number(rows.n, total)
+    center = rows.result(total / n, True)
+    differences = wide - center
+    total, squares = (rows.result(_joined(rows.of(each)), True) for each in (differences, differences * differences))
+    left = squares - total * (total / n)
+    root = _root(torch.where(left < 0, 0.0, left) / n + eps)
+    mean, r = center + total / n, torch.ones_like(root) / root
     y = (wide - mean) * r
     y = y if weight is None else y * weight.to(wide.dtype)
     y = y + (0.0 if bias is None else bias.to(wide.dtype))  # makes 0.0 of -0.0

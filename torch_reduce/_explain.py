@@ -19,8 +19,6 @@ _ops = torch.ops.gpureduce
 # They are computed: how the work behind them is cut depends on what they find.
 _COMPUTED = {"_index_plan", "_index_sort_values"}
 _here = threading.local()  # whether this thread explains a call
-# Their backends say nothing. So they are named, and do not run.
-_UNTOLD = {"argmax", "argmin", "_finish"}
 
 
 @overload
@@ -150,7 +148,7 @@ class _Listener(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(issubclass(t, Tensor) and t not in (Tensor, torch.nn.Parameter) for t in types):
             return NotImplemented  # a DTensor: the operators of its parts come
-        told = func.namespace == "gpureduce" and _name(func) not in _UNTOLD and _tensors((args, kwargs))
+        told = func.namespace == "gpureduce" and _tensors((args, kwargs))
         result = (self._ours if told else self._others)(func, args, kwargs)
         fresh = "lift" in func._schema.name  # a tensor of numbers, which nobody else has
         return self._make(result, () if fresh else (args, kwargs))
@@ -184,18 +182,18 @@ class _Listener(TorchDispatchMode):
         return _mapped(result, lambda x: for_it.get(_storage(x), x))
 
     def _others(self, func, args, kwargs):
-        name, ours = _name(func), func.namespace == "gpureduce"
+        name = _name(func)
         if func.is_view or "empty" in name or not (tensors := _tensors((args, kwargs))):
             return func(*args, **kwargs)
         if name == "resize_" and _storage(tensors[0]) in self._made:
             return func(*args, **kwargs)  # of what stands in for out=
-        known = not ours and not any(_storage(x) in self._unknown for x in tensors)
+        known = not any(_storage(x) in self._unknown for x in tensors)
         if name == "_local_scalar_dense":
             return func(*args, **kwargs) if known else 1.0 if tensors[0].is_floating_point() else 1
         written = _written(func, args, kwargs)
         self.part(_ops._explain_take(), self._depth)
         of = " and ".join(str(tuple(x.shape)) for x in tensors[:2])
-        self.part(f"{name}: a kernel that is not explained" if ours else f"torch.{name} of {of}", self._depth)
+        self.part(f"torch.{name} of {of}", self._depth)
         if written:
             if known and not any(_is_number(x) or _storage(x) not in self._made for x in written):
                 return func(*args, **kwargs)

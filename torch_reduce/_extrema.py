@@ -78,7 +78,7 @@ def max(input=None, dim=None, keepdim=False, *, out=None, **others):
         input: as for :func:`argmax`.
         dim: the dimension to reduce.
         keepdim: as for :func:`sum`.
-        out: two tensors that the results are written to, of ``input``'s dtype and of int64.
+        out: two tensors that the results are written to, of ``input``'s dtype and of int64. They share no element.
 
     Returns:
         A ``torch.return_types.max`` of ``values`` and ``indices``, tensors of ``input``'s shape without ``dim``. The
@@ -123,7 +123,7 @@ def aminmax(input=None, *, dim=None, keepdim=False, out=None, **others):
         input: as for :func:`amax`.
         dim: the dimension to reduce, or None for all.
         keepdim: as for :func:`sum`.
-        out: two tensors that the results are written to, of ``input``'s dtype.
+        out: two tensors that the results are written to, of ``input``'s dtype. They share no element.
 
     Returns:
         A ``torch.return_types.aminmax`` of ``min`` and ``max``, tensors of ``input``'s shape without ``dim``. Both are

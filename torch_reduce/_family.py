@@ -1,4 +1,4 @@
-"""Products, extrema, counts and logarithms of sums: beside the sum, in its order and with all that it has."""
+"""Products, extrema, counts and logarithms of sums, in the order of the sum, with the same arguments."""
 
 from . import _arguments, _reduction
 
@@ -19,15 +19,15 @@ def prod(input=None, dim=None, keepdim=False, *, dtype=None, out=None, **others)
         out: as for :func:`sum`.
 
     Returns:
-        A tensor of ``input``'s shape without the reduced dimensions. The product of no elements is 1.
+        A tensor of ``input``'s shape without the reduced dimensions. A product over 0 elements is 1.
 
     **Order and rounding.** The factors are multiplied in the order in which :func:`sum` adds: float16, bfloat16,
     float32 and float8 in float32, and in float64 where ``input`` or ``dtype`` is float64; integers in int64, modulo
     2**64, and to a floating ``dtype`` in float64. Every multiplication is rounded to that precision, and the result
     once more where its dtype is narrower: a float16 product is finite where one half of its factors overflow float16.
 
-    **Gradient.** Each element's is the product of all others, also where some are 0. It is made of torch's cumulative
-    products, of which nothing waits for the GPU.
+    **Gradient.** An element's gradient is the product of all others, also where some are 0. It is made of torch's
+    cumulative products, and nothing waits for the GPU.
 
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
@@ -118,13 +118,13 @@ def any(input=None, dim=None, keepdim=False, *, out=None, **others):
 
     Args:
         input: as for :func:`sum`: of any dtype, complex, float8 and unsigned integers among them. NaN is not zero.
-        dim: as for :func:`sum`; but ``()`` reduces no dimension, as in torch: each element is asked for itself.
+        dim: as for :func:`sum`; but ``()`` reduces no dimension, as in torch: there is a result for each element.
         keepdim: as for :func:`sum`.
         out: as for :func:`sum`, of bool or uint8.
 
     Returns:
         A bool tensor of ``input``'s shape without the reduced dimensions; of uint8 where ``input`` is, as in torch.
-        False of no elements. There is no gradient.
+        A result over 0 elements is False. There is no gradient.
 
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: as :func:`sum`.
@@ -142,7 +142,7 @@ def all(input=None, dim=None, keepdim=False, *, out=None, **others):
     Args and errors: as for :func:`any`.
 
     Returns:
-        As :func:`any`. Over no elements the result is True.
+        As :func:`any`, but a result over 0 elements is True.
 
     >>> torch_reduce.all(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), dim=1)
     tensor([ True, False])
@@ -178,7 +178,8 @@ def logsumexp(input=None, dim=None, keepdim=False, *, out=None, **others):
 
     Returns:
         A tensor of ``input``'s shape without the reduced dimensions, and of its dtype: float32 for the float8 types,
-        and torch's default dtype for integers and bool. -inf of no elements, and where all are -inf; inf where one is.
+        and torch's default dtype for integers and bool. It is -inf
+        over 0 elements, and if all elements are -inf; it is inf if an element is inf.
 
     **Order and rounding.** With m the largest element of an output and S the sum of exp(input - m) in the order of
     :func:`sum`, in float32, and in float64 for float64 and integers, the result is m + log(S), rounded once. The

@@ -21,7 +21,7 @@ def _named(name: str, made: Any, *args: Any, **named: Any) -> Tensor:
 
 
 def _lists(name: str, given: dict[str, Any], **lists: Any) -> Any:
-    """The lists of integers that say what is added where; beside DTensors, as tensors of which every rank has all."""
+    """The lists of integers that say what is added where; beside DTensors, as tensors that are whole on every rank."""
     if all(mesh_of(one) is None for one in (*given.values(), *lists.values())):
         return lists.values()
     return over_ranks("lists_beside")(name, given, lists)

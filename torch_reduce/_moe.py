@@ -306,7 +306,7 @@ def _moved(weights: Tensor | None, choice: Tensor, place: Tensor) -> Tensor | No
 
 
 def _held(x: Any) -> Any:
-    """The tensor of which a dtype and a shape are asked: of a Shard the one that it cuts."""
+    """The tensor whose dtype and shape are asked: a Shard's own one."""
     return x if isinstance(x, Tensor) else getattr(x, "x", x)
 
 
@@ -315,7 +315,7 @@ def _sizes(x: Tensor) -> list[int]:
 
 
 def _here(numbers: Tensor) -> Tensor:
-    """What this rank has of a list of which every rank has all."""
+    """What this rank has of a list that is whole on every rank."""
     if mesh_of(numbers) is None:
         return numbers
     return over_ranks("list_of")(numbers)

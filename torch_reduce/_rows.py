@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _arguments, _library
+from . import _quantize as _float8
 
 __all__ = ["cross_entropy", "layer_norm", "log_prob", "log_softmax", "rms_norm", "softmax"]
 
@@ -115,7 +116,7 @@ def log_prob(
         pair of it and the entropies. ``torch.autocast`` changes nothing.
 
     **Order and rounding.** The results have the bits of ``log_softmax(logits, dim, dtype=torch.float32)`` at the
-    targets, and the gradient has those of its gradient, rounded once to the dtype of ``logits``. Nothing of
+    targets, and the gradient has the bits of its gradient, rounded once to the dtype of ``logits``. Nothing of
     ``logits``'s size is written, neither here nor for the gradient, but the gradient itself. (An entropy writes the
     logarithms y of the probabilities, and e^y * y, which is 0 where y is -inf; the contract's sum of these is its
     negative. It has the same bits on the CPU and on GPUs, alone and compiled.)
@@ -384,7 +385,7 @@ def cross_entropy(
 
 
 def _shape(name, normalized_shape):
-    if hasattr(normalized_shape, "__index__"):
+    if isinstance(normalized_shape, (int, torch.SymInt)) or hasattr(normalized_shape, "__index__"):
         return [normalized_shape]
     if not isinstance(normalized_shape, (list, tuple)):
         kind = type(normalized_shape).__name__
@@ -433,7 +434,12 @@ def _normalized(name, norm, input, residual):
 
 @overload
 def rms_norm(
-    input: _arguments.Input, normalized_shape: _Shape, weight: Tensor | None = None, eps: float | None = None
+    input: _arguments.Input,
+    normalized_shape: _Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
 ) -> Tensor: ...
 @overload
 def rms_norm(
@@ -443,7 +449,29 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor,
+    weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def rms_norm(
+    input: Tensor,
+    normalized_shape: _Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    weight_offset: float = 0.0,
+    quantize: _float8.Fp8,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def rms_norm(
+    input: Tensor,
+    normalized_shape: _Shape,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    residual: Tensor,
+    weight_offset: float = 0.0,
+    quantize: _float8.Fp8,
+) -> tuple[Tensor, Tensor, Tensor]: ...
 def rms_norm(
     input: _arguments.Input,
     normalized_shape: _Shape,
@@ -451,39 +479,66 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    weight_offset: float = 0.0,
+    quantize: _float8.Fp8 | None = None,
+) -> Tensor | tuple[Tensor, ...]:
     """``input`` over the root of its mean square, times ``weight``, as :func:`torch.nn.functional.rms_norm`.
 
     Args:
         input: float16, bfloat16, float32 or float64, of any strides and device, or a DTensor, or a
             :class:`torch_reduce.distributed.Shard`.
-        normalized_shape: the last dimensions of ``input``, over which the mean is taken; those of the global tensor.
+        normalized_shape: the last dimensions of ``input``, over which the mean is taken: sizes of the global tensor.
         weight: of that shape, of any real dtype; None counts as 1. Beside a Shard of these dimensions this rank's part.
         eps: what is added to the mean square; by default 2^-23 (2^-52 for float64), as in torch.
         residual: a tensor of ``input``'s shape (of a Shard: of this rank's part), of any of these dtypes. ``input`` is
             added to it first, in the wider dtype of the two, and the sum, rounded to ``residual``'s dtype, is what is
             normalized. So a float32 residual stream stays one beside a model of bfloat16.
+        weight_offset: is added to each weight first, in float32 (float64 if any tensor is); Gemma's norms have 1.
+        quantize: rounds the result to float8 with a scale per block; see :func:`quantize`. Then ``input`` is float16,
+            bfloat16 or float32, and a plain tensor.
 
     Returns:
         A tensor of ``input``'s shape and dtype; with ``residual`` a pair of it and the sum, which has ``residual``'s
         dtype. Of a Shard this rank's part. ``torch.autocast`` changes nothing, as for torch's function.
+        With ``quantize`` values and scales stand in the result's place: a tuple of two, or with ``residual`` of three.
+        They have the bits of :func:`quantize` of the result, which is rounded to ``input``'s dtype first. On a GPU one
+        kernel reads and writes everything, for rows of up to 16,384 elements in whole vectors of 16 bytes.
 
     **Order and rounding.** S is the contract's sum of squares of a row, as :func:`powsum` has it, n its length, and
     r = 1 / sqrt(S / n + eps). The result is (x * r) * w, in float32 (float64 if any input is), rounded once at the end.
     A row of one dimension has the same bits in any layout; a row of several is added in memory order.
     The weight's gradient is the contract's sum over all rows in logical order, so it depends neither on the GPU nor on
-    how rows are cut into blocks, or over ranks: every rank gets the sum over the rows of all ranks.
+    how rows are cut into blocks, or over ranks: every rank gets the sum over the rows of all ranks. Values and scales
+    of ``quantize`` require no gradient; the sum beside them has the usual one.
 
     Raises:
         TypeError, RuntimeError: as torch's function.
-        NotImplementedError: ``input`` is of another dtype.
+        ValueError: a ``weight_offset`` without a weight.
+        NotImplementedError: ``input`` is of another dtype; ``quantize`` of a DTensor.
 
     >>> torch_reduce.rms_norm(torch.tensor([3.0, 4.0]), 2, eps=0.0)
     tensor([0.8485, 1.1314])
     """
-    shape = _shape("rms_norm", normalized_shape)
-    norm = lambda x: _library.call("rms_norm", _ops.rms_norm.default, x, shape, weight, eps)  # noqa: E731
-    return _normalized("rms_norm", norm, input, residual)
+    name = "rms_norm"
+    shape = _shape(name, normalized_shape)
+    if not isinstance(weight_offset, (int, float)) or isinstance(weight_offset, bool):
+        raise TypeError(f"{name}(): argument 'weight_offset' must be float, not {type(weight_offset).__name__}")
+    if weight_offset and weight is None:
+        raise ValueError(f"{name}(): weight_offset: there is no weight that it could be added to")
+    if quantize is not None:
+        to = _float8.arguments(name, "quantize", quantize, input=input, weight=weight, residual=residual)
+        if residual is not None:
+            _check_residual(name, input, residual)
+        given = input, shape, weight, eps, residual, weight_offset, *to
+        found = _library.call(name, _ops._rms_norm_quantize.default, *given)
+        return found[:2] if residual is None else found
+    if weight_offset:
+        _arguments.plain_tensors(name, weight=weight)
+        tensors = (input if isinstance(input, Tensor) else getattr(input, "x", None), residual, weight)
+        wide = any(isinstance(each, Tensor) and each.dtype == torch.float64 for each in tensors)
+        weight = weight.to(torch.float64 if wide else torch.float32) + weight_offset
+    norm = lambda x: _library.call(name, _ops.rms_norm.default, x, shape, weight, eps)  # noqa: E731
+    return _normalized(name, norm, input, residual)
 
 
 @overload
@@ -516,12 +571,13 @@ def layer_norm(
     """``input`` less its mean, over its deviation, as :func:`torch.nn.functional.layer_norm`.
 
     Args, results and errors: as for :func:`rms_norm`; ``bias`` of ``normalized_shape`` is added last, None counts as 0.
-    Under ``torch.autocast`` on CUDA halves are converted to float32 first, and so is the result, as torch's.
+    Under ``torch.autocast`` on CUDA halves are converted to float32 first, and the result is float32, as torch's.
 
-    **Order and rounding.** The mean and the variance of a row are those of :func:`var_mean` with ``correction=0``, and
-    r = 1 / sqrt(variance + eps) in float64. Mean and r are rounded to float32 (not if any input is float64), and the
-    result is ((x - mean) * r) * w + b, rounded once at the end. Gradients of weight and bias are as for
-    :func:`rms_norm`.
+    **Order and rounding.** In float32 (float64 if any input is), with the contract's sums over a row: c is the sum of
+    x over n, S and T are the sums of x - c and of its squares, and t = S / n. Then mean = c + t,
+    r = 1 / sqrt((T - S * t) / n + eps), and the result is ((x - mean) * r) * w + b, rounded once at the end. The
+    differences from c keep their digits where all elements lie far from zero. Elements of more than about 1e19 have
+    squares that float32 does not hold: r is 0 there. Gradients of weight and bias are as for :func:`rms_norm`.
 
     >>> torch_reduce.layer_norm(torch.tensor([1.0, 3.0]), 2, eps=0.0)
     tensor([-1.,  1.])

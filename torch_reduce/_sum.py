@@ -60,20 +60,20 @@ def sum(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fals
         exact: whether the result is correctly rounded: the number of its dtype that is nearest to the exact sum, ties
             to even. docs/exact.md says what that costs.
 
-    An argument with its default value counts as not given: ``keepdim`` and ``out`` need no ``dim`` beside them. NumPy's
-    names are taken, too, as :func:`torch.sum` takes them: ``axis`` for ``dim``, ``keepdims`` for ``keepdim``, and
-    ``a``, ``x`` and ``x1`` for ``input``.
+    ``keepdim`` and ``out`` may be given without ``dim``. A call that gives an argument its default value is the same
+    call as one that leaves the argument out. NumPy's names work, too, as with :func:`torch.sum`: ``axis`` for ``dim``,
+    ``keepdims`` for ``keepdim``, and ``a``, ``x`` and ``x1`` for ``input``.
 
     Returns:
-        A tensor of ``input``'s shape without the reduced dimensions. The sum of no elements is 0.
+        A tensor of ``input``'s shape without the reduced dimensions. A sum over 0 elements is 0.
 
-    **Order.** The additions follow the contract of docs/order.md: chunks of 4096 elements, 512 lanes a chunk, then
-    nearest neighbours pairwise. The elements of one reduced dimension come by their index, in any layout; those of
+    **Order.** The additions follow the contract of docs/order.md: chunks of 4096 elements, 512 lanes per chunk, then
+    nearest neighbours pairwise. The elements of one reduced dimension come by their index, in any layout; elements of
     several come in memory order, so equal tensors that lie differently in memory may have other bits.
     ``input.contiguous()`` gives one order, and with ``exact=True`` any order gives the same bits. The bits of a result
     depend on these elements and their order alone, never on the batch, the device, the stream or the tuning.
 
-    **Rounding.** Sums of float16, bfloat16, float32 and float8 are accumulated in float32; those of float64, or with
+    **Rounding.** Sums of float16, bfloat16, float32 and float8 are accumulated in float32; sums of float64, or with
     ``dtype=torch.float64``, in float64; integers in int64, exactly, modulo 2**64; complex numbers by component. The
     result is rounded once, at the end: ``sum(x, dtype=torch.bfloat16)`` of a float32 ``x`` does not round the elements
     to bfloat16 first, as ``torch.sum`` does. Integers of up to 32 bits reduced to a floating ``dtype`` are summed
@@ -132,7 +132,7 @@ def mean(input=None, dim=None, keepdim=False, *, dtype=None, out=None, exact=Fal
         exact: as for :func:`sum`: the number nearest to the exact sum divided by the number of elements.
 
     Returns:
-        A tensor of ``input``'s shape without the reduced dimensions. The mean of no elements is NaN.
+        A tensor of ``input``'s shape without the reduced dimensions. A mean over 0 elements is NaN.
 
     Raises:
         TypeError, IndexError, ValueError: as :func:`sum`.
@@ -193,12 +193,13 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
         exact: whether the result is correctly rounded, for ``ord`` 2 alone: the number of its dtype that is nearest to
             the root of the exact sum of squares, ties to even. docs/exact.md says what that costs.
 
-    An argument with its default value counts as not given: ``keepdim`` and ``out`` need no ``dim`` beside them.
+    ``keepdim`` and ``out`` may be given without ``dim``. A call that gives an argument its default value is the same
+    call as one that leaves the argument out.
 
     Returns:
-        A tensor of ``input``'s shape without the reduced dimensions. It is real: its dtype is ``dtype`` or
-        ``input.dtype``, of which it has the real type (float32 for complex64), and float32 for the float8 types. The
-        norm of no elements is 0, and an error for ``inf`` and ``-inf``.
+        A tensor of ``input``'s shape without the reduced dimensions. It is real: its dtype is ``dtype``, or the real
+        type of ``input.dtype`` (float32 for complex64), and float32 for the float8 types. A norm over 0
+        elements is 0; for ``inf`` and ``-inf`` it is an error.
 
     **Rounding.** The powers are added in the order of :func:`sum`, in float32, and in float64 where ``input`` or
     ``dtype`` is float64 or complex128. Every multiplication that makes a power is rounded to that precision, and so is
@@ -210,7 +211,7 @@ def vector_norm(input=None, ord=2, dim=None, keepdim=False, *, dtype=None, out=N
         TypeError, IndexError, ValueError: as :func:`sum`; an ``ord`` that is not a number.
         NotImplementedError: another ``ord``, also than 2 with ``exact=True``; a dtype that :func:`sum` does not take.
         RuntimeError: as :func:`sum`; ``input`` is of integers or bool; ``dtype`` is narrower than ``input``, or real
-            for a complex one, or complex for a real one; ``ord`` is complex; ``inf`` or ``-inf`` of no elements.
+            for a complex one, or complex for a real one; ``ord`` is complex; ``inf`` or ``-inf`` over 0 elements.
 
     Warns:
         UserWarning: ``out`` was resized.

@@ -50,11 +50,11 @@ def var_mean(input=None, dim=None, unbiased=None, keepdim=False, *, correction=N
         unbiased: the older form of ``correction``: False is 0, True is 1. It may stand in the place of ``dim``, too.
         keepdim: as for :func:`sum`.
         correction: what is taken off the number of elements before it divides: 1, or None, for the variance of a
-            sample, 0 for that of all there is.
+            sample, 0 for the variance of all there is.
 
     Returns:
         The variance and the mean, tensors of ``input``'s shape without the reduced dimensions and of its dtype: float32
-        for the float8 types. Both are NaN of no elements; a variance is NaN or infinity where ``correction`` leaves
+        for the float8 types. Both are NaN over 0 elements; a variance is NaN or infinity where ``correction`` leaves
         nothing to divide by, as in torch.
 
     **Order and rounding.** The input is read once. Of each element the difference from the output's first one is taken,

@@ -33,7 +33,8 @@ constexpr const char* kName = "sum";  // in errors about problems, as of the ord
 
 // --- the problem and its backends -----------------------------------------------------------------------------------------
 
-// What is added: the elements of `self`, or their products with those of `weight`, to which it is broadcast. Both are real.
+// What is added: the elements of `self`, or their products with the elements of `weight`. Both are broadcast to each other,
+// and real.
 struct Given {
   Tensor self, weight;
   bool nan_is_zero = false;
@@ -127,7 +128,7 @@ void sum_numbers(const Tensor& self, const DimMask& reduce, bool keepdim, const 
   });
 }
 
-// Writes the sums of squared magnitudes, or their roots. A complex number's are those of both parts.
+// Writes the sums of squared magnitudes, or their roots. A complex number adds the squares of both parts.
 void sum_squares(const Tensor& self, const DimMask& reduce, bool keepdim, const Tensor& out, Finish finish) {
   Tensor x = self.is_conj() ? self.conj() : self;  // of lazy views as they are stored, since no sign matters
   if (x.is_neg()) x = x._neg_view();

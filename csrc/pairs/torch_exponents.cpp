@@ -29,22 +29,11 @@ using at::Tensor;
 at::ScalarType computed_in(DType in) { return exponents::dtype_of(in) == DType::Float ? at::kFloat : at::kDouble; }
 
 void run(const Reduction& r, at::Device device, const Tuning& tuning = {}) {
-  if (Explanation* const e = explanation())
-    return e->tell(
-        device, explained(r, device, tuning), "task", [](const Device&) { return std::string(); },
-        [&] {
-          if (r.addends == Addends::exponents) cpu::run_exponents(r);
-        });
-#ifdef GPUREDUCE_WITH_CUDA
-  if (device.is_cuda()) {
-    const bool found = cuda::run(r, cuda::plan(r, device, tuning), device, tuning);
+  run_on(device, r, tuning, [](const Reduction& reduction) {
+    if (reduction.addends == Addends::exponents) return cpu::run_exponents(reduction);
+    const bool found = cpu::run(reduction);
     TORCH_INTERNAL_ASSERT(found);
-    return;
-  }
-#endif
-  if (r.addends == Addends::exponents) return cpu::run_exponents(r);
-  const bool found = cpu::run(r);
-  TORCH_INTERNAL_ASSERT(found);
+  });
 }
 
 // Writes the largest element and the sum of each row. Rows that registers hold are read once. The logarithms are another

@@ -1,8 +1,10 @@
 // argmax and argmin; and max, min and aminmax, which call others.
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 
 #include "../core/torch/batch.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/gradient.h"
 #include "../core/torch/plumbing.h"
 #include "cpu_indices.h"
@@ -87,13 +89,7 @@ struct Index {
                const Tuning& tuning) const {
     const Reduction r = make_reduction(name(), self, call.reduce, which.op == Operation::_amin, out, keepdim);
     if (r.problem.outputs == 0) return;
-#ifdef GPUREDUCE_WITH_CUDA
-    if (self.is_cuda()) {
-      cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
-      return;
-    }
-#endif
-    cpu::run_indices(r);
+    run_on(self.device(), r, tuning, cpu::run_indices);
   }
 };
 
@@ -159,12 +155,13 @@ void check_out(const char* function, const Tensor& self, const Tensor& out, at::
 }
 
 Written write(const TwoTensors& found, Tensor& first, Tensor& second) {
-  const auto copy = [](const Tensor& from, Tensor& to) {
-    at::native::resize_output_symint(to, from.sym_sizes());
-    to.copy_(from);
-  };
-  copy(std::get<0>(found), first);
-  copy(std::get<1>(found), second);
+  const auto& [a, b] = found;
+  at::native::resize_output_symint(first, a.sym_sizes());
+  at::native::resize_output_symint(second, b.sym_sizes());
+  const auto is_traced = [](const Tensor& x) { return x.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); };
+  if (first.is_same(second) || !(is_traced(first) || is_traced(second))) at::assert_no_overlap(first, second);
+  first.copy_(a);
+  second.copy_(b);
   return {first, second};
 }
 

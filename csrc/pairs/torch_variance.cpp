@@ -80,17 +80,7 @@ struct VarMean {
       mean.fill_(std::numeric_limits<double>::quiet_NaN());
       return;
     }
-    if (Explanation* const e = explanation())
-      return e->tell(
-          self.device(), explained(r, self.device(), tuning), "task", [](const Device&) { return std::string(); },
-          [&] { cpu::run_variance(r); });
-#ifdef GPUREDUCE_WITH_CUDA
-    if (self.is_cuda()) {
-      cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
-      return;
-    }
-#endif
-    cpu::run_variance(r);
+    run_on(self.device(), r, tuning, cpu::run_variance);
   }
 };
 
@@ -163,7 +153,7 @@ std::array<Tensor, 2> tangents(const Tensor& self, const VarianceFacts& saved, c
   const Tensor change = derivative(primal, saved, variance, mean, at::ones_like(variance).detach(), {}, at::kDouble) * wide;
   if (saved.dims.empty()) return {change, wide};
   const at::IntArrayRef dims(saved.dims);
-  if (saved.root && self.sym_numel() == 0)  // the deviation of nothing is NaN, and so is its tangent
+  if (saved.root && self.sym_numel() == 0)  // the deviation of nothing is NaN, and its tangent, too
     return {std::get<0>(results).detach(), functional(Operation::mean).call(tangent, dims, saved.keepdim, at::kDouble)};
   return {functional(Operation::sum).call(change, dims, saved.keepdim, std::nullopt),
           functional(Operation::mean).call(tangent, dims, saved.keepdim, at::kDouble)};

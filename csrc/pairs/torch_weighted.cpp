@@ -150,17 +150,7 @@ struct WeightedSum {
       out.zero_();
       return;
     }
-    if (Explanation* const e = explanation())
-      return e->tell(
-          self.device(), explained(r, self.device(), tuning), "task", [](const Device&) { return std::string(); },
-          [&] { cpu::run_weighted(r); });
-#ifdef GPUREDUCE_WITH_CUDA
-    if (self.is_cuda()) {
-      cuda::run(r, cuda::plan(r, self.device(), tuning), self.device(), tuning);
-      return;
-    }
-#endif
-    cpu::run_weighted(r);
+    run_on(self.device(), r, tuning, cpu::run_weighted);
   }
 };
 

@@ -7,7 +7,9 @@
 //
 // No message says that a slot may be written again. A block has four slots for each rank, and takes them in turn. Before it
 // sends its tile k, it has waited for the others' tiles up to k - 2. Each other rank had read all tiles up to k - 4 when it
-// sent its tile k - 2. So the slot of tile k - 4 is free. The numbers of tiles go on from call to call.
+// sent its tile k - 2. So the slot of tile k - 4 is free. The numbers of tiles go on from call to call. Only Adding::shared
+// gives sums, and they are counted apart: else a word that no other call writes would fall behind the tiles, and after 2^31
+// of them seem to be ahead.
 #include <algorithm>
 #include <iterator>
 
@@ -66,7 +68,8 @@ __global__ void __launch_bounds__(kThreads, 4) add(const __grid_constant__ Args 
     publish_to_all(peers, &Memory::sent, channel, number + 1);
   };
 
-  const auto join = [&](int64_t tile, uint32_t number) {
+  // `sums`: how many this block has given before.
+  const auto join = [&](int64_t tile, uint32_t number, uint32_t sums) {
     await_all(peers, &Memory::sent, channel, number + 1);
     const int64_t left = args.left(tile, me) - first_byte;
     const char* own = args.in + args.place(tile, me) + first_byte;
@@ -92,11 +95,11 @@ __global__ void __launch_bounds__(kThreads, 4) add(const __grid_constant__ Args 
           *reinterpret_cast<uint4*>(slot<kSlotBytes>(peers, r, channel, number, me, true) + first_byte + v * kStep) = sum.whole;
       }
     }
-    if (args.adding == Adding::shared) publish_to_all(peers, &Memory::given, channel, number + 1);
+    if (args.adding == Adding::shared) publish_to_all(peers, &Memory::given, channel, sums + 1);
   };
 
-  const auto take = [&](int64_t tile, uint32_t number) {
-    await_all(peers, &Memory::given, channel, number + 1);
+  const auto take = [&](int64_t tile, uint32_t number, uint32_t sums) {
+    await_all(peers, &Memory::given, channel, sums + 1);
 #pragma unroll
     for (int r = 0; r < kRanks; ++r) {
       if (r >= peers.ranks || r == me) continue;
@@ -112,16 +115,19 @@ __global__ void __launch_bounds__(kThreads, 4) add(const __grid_constant__ Args 
   };
 
   uint32_t* const done = &memory_of(peers, me)->done[channel];
-  const uint32_t first = *done;
+  uint32_t* const taken = &memory_of(peers, me)->taken[channel];
+  const uint32_t first = *done, first_sum = *taken;
   const int64_t step = gridDim.x, count = (args.tiles - channel + step - 1) / step;
   for (int64_t k = 0; k < count + 2; ++k) {
-    const auto number = static_cast<uint32_t>(first + k);
+    const auto number = static_cast<uint32_t>(first + k), sums = static_cast<uint32_t>(first_sum + k);
     if (k < count) send(channel + k * step, number);
-    if (k >= 1 && k - 1 < count) join(channel + (k - 1) * step, number - 1);
-    if (k >= 2 && args.adding == Adding::shared) take(channel + (k - 2) * step, number - 2);
+    if (k >= 1 && k - 1 < count) join(channel + (k - 1) * step, number - 1, sums - 1);
+    if (k >= 2 && args.adding == Adding::shared) take(channel + (k - 2) * step, number - 2, sums - 2);
   }
   __syncthreads();
-  if (threadIdx.x == 0) *done = static_cast<uint32_t>(first + count);
+  if (threadIdx.x != 0) return;
+  *done = static_cast<uint32_t>(first + count);
+  if (args.adding == Adding::shared) *taken = static_cast<uint32_t>(first_sum + count);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -172,12 +178,18 @@ cudaError_t symmetric_blocks(int ranks, int& blocks) {
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
   if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) return error;
   blocks = kChannels;
-  for (int t = 0; t < static_cast<int>(std::size(kDTypes)); ++t) {
-    const void* const kernel = kernel_of(static_cast<DType>(t), ranks);
-    if (!kernel) continue;
+  // A call of `blocks` blocks launches blocks / share of the kernel, or one.
+  const auto limit = [&](const void* kernel, int threads, int share) {
     int resident = 0;
-    if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, 0)) return error;
-    blocks = std::min(blocks, std::max(1, processors * resident / 2));
+    if (!kernel) return cudaSuccess;
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, 0);
+    blocks = std::min(blocks, std::max(1, processors * resident / 2 * share));
+    return error;
+  };
+  for (int t = 0; t < static_cast<int>(std::size(kDTypes)); ++t) {
+    const auto type = static_cast<DType>(t);
+    if (const cudaError_t error = limit(kernel_of(type, ranks), kThreads, 1)) return error;
+    if (const cudaError_t error = limit(norm_kernel_of(type, ranks), kLanes, 2)) return error;
   }
   return cudaSuccess;
 }

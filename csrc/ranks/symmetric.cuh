@@ -23,7 +23,8 @@ __host__ __device__ constexpr int most_vectors(int ranks) { return ranks <= 2 ? 
 struct Memory {
   uint32_t done[kChannels + 1];                           // tiles that this rank's block has taken
   alignas(128) uint32_t sent[kChannels + 1][kMostPeers];  // tiles that have arrived, by the rank that has sent them
-  alignas(128) uint32_t given[kChannels][kMostPeers];     // sums that have arrived
+  alignas(128) uint32_t given[kChannels][kMostPeers];     // sums that have arrived, by the rank that has given them
+  uint32_t taken[kChannels];                              // sums that this rank's block has taken of each other rank
   alignas(128) char messages[kStages][kMostPeers][kMostGathered];
 };
 
@@ -72,7 +73,7 @@ __device__ __noinline__ static void give_up(const Peers& peers, int rank) {
 // Waits for what a word counts; numbers wrap.
 __device__ __forceinline__ void await(const uint32_t* word, uint32_t number, const Peers& peers, int rank) {
   const int64_t begin = nanoseconds();
-  for (int tries = 1; static_cast<int32_t>(read(word) - number) < 0; ++tries) {
+  for (uint32_t tries = 1; static_cast<int32_t>(read(word) - number) < 0; ++tries) {
     if (tries % 1024 == 0 && nanoseconds() - begin > peers.patience) give_up(peers, rank);
   }
 }
@@ -92,7 +93,7 @@ __device__ __forceinline__ void await_all(const Peers& peers, Words words, int c
   __syncthreads();
 }
 
-// 16 bytes of elements, of which `left` bytes count, at any address.
+// Loads and stores 16 bytes of elements at any address: the first `left` bytes of them, if these are fewer.
 template <class T>
 union Packet {
   uint4 whole;
@@ -146,5 +147,10 @@ __device__ __forceinline__ Packet<T> joined(const Packet<T> (&rows)[kRanks], int
   }
   return sum;
 }
+
+// The kernel of a norm (symmetric_norm.cu); null if there is none. It has half as many blocks as a plain sum, for a block
+// needs more shared memory.
+const void* norm_kernel_of(DType t, int ranks);
+inline int blocks_of_norm(int blocks) { return blocks > 1 ? blocks / 2 : 1; }
 
 }  // namespace gpureduce::cuda::symmetric

@@ -92,14 +92,14 @@ __global__ void __launch_bounds__(kLanes) add_norm(const __grid_constant__ NormA
       float lane = no_addend<float>();
       const int end = min(length, chunk + kChunk);
       for (int i = chunk + thread; i < end; i += kLanes) {
-        const float addend = row_addend<f>(RowElement<float>{sums[i], 0, 1, 0}, numbers, 0.0f);
+        const float addend = row_addend<f>(RowElement<float>{sums[i], 0, 1, 0}, numbers);
         lane = i < chunk + kLanes ? addend : lane + addend;
       }
       __syncthreads();  // the chunk before has been read from the slots
       float sum = join_row(lane, no_addend<float>(), kLanes, slots, [](float p, float q) { return p + q; });
       carry(waiting, sum, chunks);
     }
-    finish_row<f>(numbers, joined(waiting, chunks, no_addend<float>()), 0.0f, length, call.eps);
+    finish_row<f>(numbers, joined(waiting, chunks, no_addend<float>()), length, call.eps);
 
     char* const out = static_cast<char*>(call.out) + row * bytes;
     for (int at = thread * kVectorBytes; at < bytes; at += kRowStep) {
@@ -119,30 +119,34 @@ __global__ void __launch_bounds__(kLanes) add_norm(const __grid_constant__ NormA
 }
 
 template <class T>
-cudaError_t start(const NormArgs& args, cudaStream_t stream) {
-  // Half as many as of a plain sum, for a block needs more shared memory.
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(args.call.rows, std::max(1, args.peers.blocks / 2)));
-  const int ranks = args.peers.ranks;
+const void* kernel_for(int ranks) {
   const auto kernel = ranks <= 2 ? add_norm<T, 2> : ranks <= 4 ? add_norm<T, 4> : add_norm<T, kMostPeers>;
-  kernel<<<blocks, kLanes, 0, stream>>>(args);
-  return cudaGetLastError();
+  return reinterpret_cast<const void*>(kernel);
 }
 
 }  // namespace
 
+const void* symmetric::norm_kernel_of(DType t, int ranks) {
+  switch (t) {
+    case DType::Float: return kernel_for<float>(ranks);
+    case DType::Half: return kernel_for<Half>(ranks);
+    case DType::BFloat16: return kernel_for<BFloat16>(ranks);
+    default: return nullptr;
+  }
+}
+
 bool adds_norms(DType t, int64_t length, int ranks) {
-  const bool known = t == DType::Float || t == DType::Half || t == DType::BFloat16;
-  return known && length >= 1 && length <= kMostNormed &&
+  return norm_kernel_of(t, ranks) && length >= 1 && length <= kMostNormed &&
          length * info(t).size <= int64_t{kMostTiles} * most_vectors(ranks) * kStep;
 }
 
 cudaError_t add_ranks_norm(DType t, const SummedNorm& call, const Peers& peers, cudaStream_t stream) {
   if (!adds_norms(t, call.length, peers.ranks)) return cudaErrorNotYetImplemented;
   if (call.rows == 0) return cudaSuccess;
-  const NormArgs args{call, peers};
-  return t == DType::Float  ? start<float>(args, stream)
-         : t == DType::Half ? start<Half>(args, stream)
-                            : start<BFloat16>(args, stream);
+  NormArgs args{call, peers};
+  void* arguments[] = {&args};
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(call.rows, blocks_of_norm(peers.blocks)));
+  return cudaLaunchKernel(norm_kernel_of(t, peers.ranks), dim3(blocks), dim3(kLanes), arguments, 0, stream);
 }
 
 }  // namespace gpureduce::cuda

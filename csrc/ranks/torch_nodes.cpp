@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "../core/problem/nodes.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/results.h"
 
 namespace gpureduce {
@@ -24,12 +25,24 @@ namespace {
 
 using at::Tensor;
 
+constexpr int64_t kGrain = 4096;  // nodes of a thread, at least
+
 template <class F>
 void for_each(int64_t count, F f) {
-  constexpr int64_t kGrain = 4096;
   at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) f(i);
   });
+}
+
+// Says what finishes nodes. Returns false if the call runs.
+bool says_finish(at::Device device, int64_t count) {
+  Explanation* const e = explanation();
+  if (!e) return false;
+  e->tell(
+      device, "", "node",
+      [&](const Device&) { return "kernel finish_nodes: the results of " + std::to_string(count) + " nodes"; },
+      [&] { e->say_parts(count, kGrain); });
+  return true;
 }
 
 // --- the last nodes --------------------------------------------------------------------------------------------------------
@@ -67,6 +80,7 @@ Tensor finish(const Tensor& given, const std::string& operation, int64_t count, 
   const Nodes nodes{given_plain.const_data_ptr(), accumulator_of_nodes(op, given.scalar_type())};
   const DType t = truth ? DType::Bool : dtype_of(dtype, "a result of dtype");  // uint8 stores the same bytes
   void* const out = results.mutable_data_ptr();
+  if (says_finish(given.device(), results.numel())) return results;
 #ifdef GPUREDUCE_WITH_CUDA
   if (given.is_cuda()) {
     const c10::cuda::CUDAGuard guard(given.device());
@@ -98,6 +112,7 @@ std::tuple<Tensor, Tensor> finish_moments(const Tensor& given, const Tensor& giv
   double *const to = variances.mutable_data_ptr<double>(), *const mean = means.mutable_data_ptr<double>();
   const variance::Finishing finishing{count, correction, root};
   const auto in_dtype = [&](const Tensor& x) { return dtype == at::kDouble ? x : finish(x, "sum", 1, dtype); };
+  if (says_finish(moments.device(), first.numel())) return {in_dtype(variances), in_dtype(means)};
 #ifdef GPUREDUCE_WITH_CUDA
   if (moments.is_cuda()) {
     const c10::cuda::CUDAGuard guard(moments.device());

@@ -130,11 +130,18 @@ std::tuple<int64_t, int64_t> symmetric_needs(int64_t ranks) {
   return {cuda::symmetric_bytes(static_cast<int>(ranks)), blocks};
 }
 
+// True if one kernel takes the norms of a sum over ranks, of rows of `length` elements.
+bool adds_norms(at::ScalarType dtype, int64_t length, int64_t ranks) {
+  TORCH_CHECK(ranks >= 2 && ranks <= cuda::kMostPeers, "_adds_norms: ranks: expected 2 to ", cuda::kMostPeers);
+  return cuda::adds_norms(dtype_of(dtype, "a tensor of dtype", "_adds_norms", true), length, static_cast<int>(ranks));
+}
+
 }  // namespace
 
 }  // namespace gpureduce
 
 TORCH_LIBRARY_FRAGMENT(gpureduce, m) {
+  m.def("_adds_norms(ScalarType dtype, int length, int ranks) -> bool", &gpureduce::adds_norms);
   m.def("_symmetric_needs(int ranks) -> (int bytes, int blocks)", &gpureduce::symmetric_needs);
   m.def(
       "_add_ranks(Tensor input, Tensor(a!) output, Tensor(b!)[] memory, int rank, str adding, bool averages, int blocks, int "

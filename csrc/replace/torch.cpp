@@ -119,7 +119,7 @@ struct ExtremeIndex : Extreme<handle, std::optional<int64_t>, /*takes_bool=*/fal
 template <class Function, class Dim, at::ScalarType second = at::ScalarType::Undefined>
 struct IntoTwo {
   static bool takes(const at::Tensor& self, Dim dim, bool keepdim, at::Tensor& a, at::Tensor& b) {
-    return Function::takes(self, dim, keepdim) && is_plain_out(a, self, self.scalar_type()) &&
+    return Function::takes(self, dim, keepdim) && !a.is_alias_of(b) && is_plain_out(a, self, self.scalar_type()) &&
            is_plain_out(b, self, second == at::ScalarType::Undefined ? self.scalar_type() : second);
   }
   template <bool traced>

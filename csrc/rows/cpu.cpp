@@ -7,6 +7,7 @@
 #include "../core/cpu/kernels.h"
 #include "../core/cpu/scratch.h"
 #include "../core/cpu/threads.h"
+#include "../core/numeric/quantize.h"
 
 namespace gpureduce::cpu {
 
@@ -25,7 +26,51 @@ void for_each_part(int64_t n, int64_t elements, F part) {
   });
 }
 
+// Rounds the n elements of a block to float8, and returns their scale.
+template <class T, class R>
+float quantize_block(const T* x, int64_t n, const QuantizeCall& call, R* values) {
+  int32_t largest = 0;  // the order of bits is the one of magnitudes
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t own = static_cast<int32_t>(magnitude_bits(value(x[i])));
+    largest = own > largest ? own : largest;
+  }
+  const float scale = scale_of(bit_cast<float>(largest), most_of(call.dtype), call.powers);
+  for (int64_t i = 0; i < n; ++i) {
+    const float quotient = value(x[i]) / scale;
+    if constexpr (std::is_same_v<R, Float8_e4m3fn>) values[i].bits = saturated<4, 3>(quotient);
+    else values[i].bits = saturated<5, 2>(quotient);
+  }
+  return scale;
+}
+
+template <class T, class R>
+void quantize_rows(const QuantizeCall& call) {
+  const RowsCall& rows = call.rows;
+  const int64_t n = rows.length, size = call.block ? call.block : n, blocks = call.blocks();
+  for_each_part(rows.rows * blocks, size, [&](int64_t begin, int64_t end, void*) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t row = b / blocks, first = b % blocks * size;
+      const T* const x = reinterpret_cast<const T*>(rows.operands[kRowX].data + rows.along.offset(kRowX, row)) + first;
+      const float scale = quantize_block(x, std::min(size, n - first), call, static_cast<R*>(call.values) + row * n + first);
+      if (call.powers) static_cast<uint8_t*>(call.scales)[b] = exponent_of(scale);
+      else static_cast<float*>(call.scales)[b] = scale;
+    }
+  });
+}
+
+template <class T>
+void quantize_elements(const QuantizeCall& call) {
+  call.dtype == DType::Float8_e4m3fn ? quantize_rows<T, Float8_e4m3fn>(call) : quantize_rows<T, Float8_e5m2>(call);
+}
+
 }  // namespace
+
+void run(const QuantizeCall& call) {
+  const DType t = call.rows.operands[kRowX].dtype;
+  (t == DType::Half       ? quantize_elements<Half>
+   : t == DType::BFloat16 ? quantize_elements<BFloat16>
+                          : quantize_elements<float>)(call);
+}
 
 void run(const RowsCall& call) {
   for_each_part(call.rows, call.length,

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(V* D))
     norm_backward_kernel(const __grid_constant__ NormBackwardArgs a) {
 #if __CUDA_ARCH__ >= 900
   namespace ptx = ::cuda::ptx;
-  using Sum = decltype(row_addend<f, float>({}, {}, 0.0f));
+  using Sum = decltype(row_addend<f, float>({}, {}));
   constexpr bool kCentered = has_mean(f);
   constexpr int kUnits = kLanes / V, P = granule_values<T>(V), kPieces = V / P;
   extern __shared__ __align__(128) char memory[];
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(V* D))
 #pragma unroll
         for (int j = 0; j < P; ++j) {
           const int k = p * P + j;
-          const Sum addend = row_addend<f>(e[j], row, 0.0f);
+          const Sum addend = row_addend<f>(e[j], row);
           lanes[k] = lanes[k] + (exists(i) ? addend : no_addend<Sum>());
           weight_sums[d][k] += weight_addend(e[j].x, e[j].g, row.mean, row.r);
           if constexpr (kCentered) bias_sums[d][k] += e[j].g;
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kNormThreads, norm_blocks(V* D))
         for (int step = 1; step < warps; step *= 2) sum = sum + shuffle_xor(sum, step);
         sum = shuffle(sum, 0);
       }
-      finish_row<f>(row, sum, 0.0f, a.length, 0.0);
+      finish_row<f>(row, sum, a.length, 0.0);
       for_pieces([&](int d, int p, int i) {
         RowElement<float> e[P];
         elements(i, e);

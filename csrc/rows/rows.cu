@@ -11,11 +11,11 @@ namespace gpureduce::cuda {
 
 namespace {
 
-// Rows of any dtype, strides and length, read up to three times. For example a row of 10,000 elements: 512 threads, a lane
+// Rows of any dtype, strides and length, read two or three times. For example a row of 10,000 elements: 512 threads, a lane
 // each, add the elements of a chunk that are 512 apart, and join their lanes; the three chunks' sums wait in the row's tree.
 template <RowFunction f, class A>
 __global__ void __launch_bounds__(kAnyRowThreads) any_rows_kernel(const __grid_constant__ RowsCall call, int threads) {
-  using Sum = decltype(row_addend<f, A>({}, {}, A(0)));
+  using Sum = decltype(row_addend<f, A>({}, {}));
   __shared__ A largest_slots[kMostRowWarps];
   __shared__ __align__(16) char sum_slots[kMostRowWarps * sizeof(Sum)];
   wait_for_previous_kernel();
@@ -44,7 +44,6 @@ __global__ void __launch_bounds__(kAnyRowThreads) any_rows_kernel(const __grid_c
   };
 
   RowNumbers<A> row;
-  const A first = number(kRowX, 0);
   if constexpr (reads_numbers(f)) {
     if constexpr (has_mean(f)) row.mean = static_cast<const A*>(call.mean)[index];
     row.r = static_cast<const A*>(call.r)[index];
@@ -55,23 +54,32 @@ __global__ void __launch_bounds__(kAnyRowThreads) any_rows_kernel(const __grid_c
     for (int64_t i = thread; i < length; i += threads) largest = larger(largest, number(kRowX, i));
     row.mean = join_row(largest, A(-INFINITY), threads, largest_slots, [](A p, A q) { return larger(p, q); });
   }
-  if constexpr (has_sum(f)) {
-    Sum(&slots)[kMostRowWarps] = *reinterpret_cast<Sum(*)[kMostRowWarps]>(sum_slots);
-    Sum waiting[kChunkLevels];
+  const auto add_up = [&](auto function) {
+    constexpr RowFunction added = function.value;
+    using Addend = decltype(row_addend<added, A>({}, {}));
+    Addend(&slots)[kMostRowWarps] = *reinterpret_cast<Addend(*)[kMostRowWarps]>(sum_slots);
+    Addend waiting[kChunkLevels];
     int64_t chunks = 0;
     for (int64_t chunk = 0; chunk < length; chunk += kChunk, ++chunks) {
-      Sum lane = no_addend<Sum>();
+      Addend lane = no_addend<Addend>();
       const int64_t end = min(length, chunk + kChunk);
       for (int64_t i = chunk + thread; i < end; i += kLanes) {
-        const Sum addend = row_addend<f>(element(i), row, first);
+        const Addend addend = row_addend<added>(element(i), row);
         lane = i < chunk + kLanes ? addend : lane + addend;
       }
       __syncthreads();  // the chunk before has been read from the slots
-      Sum sum = join_row(lane, no_addend<Sum>(), threads, slots, [](Sum p, Sum q) { return p + q; });
+      Addend sum = join_row(lane, no_addend<Addend>(), threads, slots, [](Addend p, Addend q) { return p + q; });
       carry(waiting, sum, chunks);
     }
-    const Sum sum = joined(waiting, chunks, no_addend<Sum>());
-    if (has_result(f) || thread == 0) finish_row<f>(row, sum, first, length, call.eps);  // no other thread needs a logarithm
+    return joined(waiting, chunks, no_addend<Addend>());
+  };
+  if constexpr (f == RowFunction::layer_norm) {
+    constexpr RowFunction kCenter = RowFunction::center;
+    finish_row<kCenter>(row, add_up(std::integral_constant<RowFunction, kCenter>()), length, call.eps);
+  }
+  if constexpr (has_sum(f)) {
+    const Sum sum = add_up(std::integral_constant<RowFunction, f>());
+    if (has_result(f) || thread == 0) finish_row<f>(row, sum, length, call.eps);  // no other thread needs a logarithm
     if constexpr (!has_result(f))
       if (there && thread == 0) write_loss<f>(call.loss, index, row, sum, [&](int64_t i) { return number(kRowX, i); });
   }
@@ -98,7 +106,7 @@ cudaError_t start_any(const RowsCall& call, const RowsPlan& plan, Queue queue) {
 
 // --- steps ------------------------------------------------------------------------------------------------------------------
 
-// An element a thread.
+// An element per thread.
 template <RowFunction f, class A>
 __global__ void __launch_bounds__(kStepThreads) step_kernel(const __grid_constant__ RowStepCall step) {
   const RowsCall& call = step.call;
@@ -260,7 +268,7 @@ struct JoinArgs {
   RowOperand results[2];  // of the first `length` columns, and of the next ones; null: not wanted
 };
 
-// Joins the rows of partial sums. For example 512 rows of 4096: a block takes 32 columns, and 32 threads a column. Each joins a
+// Joins the rows of partial sums. For example 512 rows of 4096: a block takes 32 columns, 32 threads per column. Each joins a
 // run of 16 neighbouring rows, 8 at a time, and the block joins its threads. A run is a power of two long. kLevels: of a run's
 // batches.
 template <class A, int kLevels>

@@ -211,13 +211,12 @@ struct RowVectors {
     }
   }
 
-  // Waits for them. kLate: `missing` was not known before.
-  template <bool kLate>
+  // Waits for them.
   __device__ __forceinline__ void finish(const T* row, const Place& place, bool moved, T missing, uint64_t policy) {
-    if constexpr (!kVectors || kLate) {
+    if constexpr (!kVectors) {
       place.each([&](int h, int d) {
         const int begin = place.begin_of(h, d), end = place.end_of(h, d);
-        if (!kVectors && !moved && end > 0 && place.at(h, d) >= whole)
+        if (!moved && end > 0 && place.at(h, d) >= whole)
           of[h][d] = load_each<T, V>(row + place.first + place.at(h, d), begin, end, policy);
         set_outside(of[h][d], begin, end, missing);
       });
@@ -296,13 +295,13 @@ __device__ __forceinline__ void round_all(R (&to)[V], const A (&from)[V]) {
 }
 
 // What stands for an element that does not exist, so that its addend changes no bit of the sum: e^-inf and 0 * 0 are +0, and
-// sums of exponentials and squares are never -0; -0.0 * 1 is the identity.
+// sums of exponentials and squares are never -0; -0.0 and -0.0 * 1 are the identity.
 template <RowFunction f, class T>
 __device__ __forceinline__ T missing_x() {
-  return element_of<T>(takes_largest(f)             ? -INFINITY
-                       : f == RowFunction::rms_norm ? 0.0f
-                       : f == RowFunction::quotient ? -0.0f
-                                                    : 1.0f);
+  return element_of<T>(takes_largest(f)                                             ? -INFINITY
+                       : f == RowFunction::rms_norm                                 ? 0.0f
+                       : f == RowFunction::quotient || f == RowFunction::layer_norm ? -0.0f
+                                                                                    : 1.0f);
 }
 
 // The larger ones of each two elements, and NaN where one is NaN.
@@ -321,21 +320,18 @@ __device__ __forceinline__ void take_larger(Vector<T, V>& largest, const Vector<
 
 // The numbers of all rows of a thread. Roots and logarithms take many instructions: of several rows each thread finishes one.
 template <RowFunction f, class A, class Sum, int U>
-__device__ __forceinline__ void finish_rows(RowNumbers<A> (&row)[U], const Sum (&sum)[U], const A (&first)[U],
-                                            const RowsArgs& a) {
+__device__ __forceinline__ void finish_rows(RowNumbers<A> (&row)[U], const Sum (&sum)[U], const RowsArgs& a) {
   if (!has_result(f) && !a.r) return;
   if (U > 1 && !takes_grad(f) && a.threads >= U) {
     const int thread = threadIdx.x & (a.threads - 1), begin = threadIdx.x % kWarp - thread, own = thread % U;
     RowNumbers<A> mine = row[0];
     Sum own_sum = sum[0];
-    A own_first = first[0];
 #pragma unroll
     for (int u = 1; u < U; ++u) {
       mine.mean = choose(own == u, row[u].mean, mine.mean);
       own_sum = choose(own == u, sum[u], own_sum);
-      if constexpr (f == RowFunction::layer_norm) own_first = choose(own == u, first[u], own_first);
     }
-    finish_row<f>(mine, own_sum, own_first, a.length, a.eps);
+    finish_row<f>(mine, own_sum, a.length, a.eps);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if constexpr (f == RowFunction::layer_norm) row[u].mean = shuffle(mine.mean, begin + u);
@@ -343,7 +339,7 @@ __device__ __forceinline__ void finish_rows(RowNumbers<A> (&row)[U], const Sum (
     }
   } else {
 #pragma unroll
-    for (int u = 0; u < U; ++u) finish_row<f>(row[u], sum[u], first[u], a.length, a.eps);
+    for (int u = 0; u < U; ++u) finish_row<f>(row[u], sum[u], a.length, a.eps);
   }
 }
 
@@ -366,17 +362,15 @@ template <RowFunction f, class T, class R, int H, int D, int U, bool kVectors, b
 __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T>)
     rows_kernel(const __grid_constant__ RowsArgs a) {
   using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  using Sum = decltype(row_addend<f, A>({}, {}, A(0)));
+  using Sum = decltype(row_addend<f, A>({}, {}));
   constexpr int V = kGranule / sizeof(T), kChunkThreads = kLanes / V / H;
   constexpr bool kTail = !kVectors && D == kDepth, kWarps = D > 1 && kChunkThreads > kWarp;  // several of them have a chunk
-  constexpr bool kLate = f == RowFunction::layer_norm;
   using Vectors = RowVectors<T, V, H, D, kVectors, kTail>;
-  __shared__ A largest_slots[kMostRowWarps], largest_of_blocks[kMaxCluster];
+  __shared__ A first_slots[kMostRowWarps], firsts_of_blocks[kMaxCluster];  // of a largest element, or a layer_norm's c
   __shared__ __align__(16) char sum_slots[(kMostRowWarps + kMaxCluster) * sizeof(Sum)];
   Sum(&slots)[kMostRowWarps] = *reinterpret_cast<Sum(*)[kMostRowWarps]>(sum_slots);
   Sum(&sums_of_blocks)[kMaxCluster] = *reinterpret_cast<Sum(*)[kMaxCluster]>(sum_slots + sizeof(slots));
   const auto larger_of = [](A p, A q) { return larger(p, q); };
-  const auto sum_of = [](Sum p, Sum q) { return p + q; };
 #if __CUDA_ARCH__ >= 900
   if (has_sum(f) && a.cluster > 1) __cluster_barrier_arrive_relaxed();
 #endif
@@ -392,8 +386,7 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
 
   const T *row_x[U], *row_g[U];
   R* row_y[U];
-  T missing[U];
-  A first_element[U];
+  const T missing = missing_x<f, T>();
   int shift[U];
   RowGradient<A> gradient[U];
   RowNumbers<A> row[U];
@@ -404,8 +397,6 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
     row_g[u] = takes_grad(f) ? reinterpret_cast<const T*>(a.g.begin + a.along.offset(kRowG, index)) : nullptr;
     row_y[u] = has_result(f) ? reinterpret_cast<R*>(a.y + a.along.offset(kRowY, index)) : nullptr;
     shift[u] = kVectors ? 0 : has_result(f) ? past_vector<R, V>(row_y[u]) : past_vector<T, V>(row_x[u]);
-    missing[u] = missing_x<f, T>();
-    if constexpr (kLate) missing[u] = load_vector<T, 1>(row_x[u], a.policy)[0];
     if constexpr (reads_numbers(f)) {
       if constexpr (has_mean(f)) row[u].mean = reinterpret_cast<const A*>(a.mean)[index];
       row[u].r = reinterpret_cast<const A*>(a.r)[index];
@@ -428,13 +419,13 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
       const int64_t length = exists(u) ? a.length : 0, first = thread_of_row / kChunkThreads * kChunk + begin - shift[u];
       const int end = static_cast<int>(min(max(length - first, int64_t{-kChunk}), int64_t{2 * kChunk}));
       place[u] = {first, begin == 0 ? shift[u] : 0, end, kTail && begin == 0 ? min(end, kChunk + shift[u]) : 0};
-      x[u].start(row_x[u], length, place[u], a.x_moved, kLate ? T{} : missing[u], a.x, a.policy);
+      x[u].start(row_x[u], length, place[u], a.x_moved, missing, a.x, a.policy);
       if constexpr (takes_grad(f)) g[u].start(row_g[u], length, place[u], a.g_moved, element_of<T>(-0.0f), a.g, a.policy);
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      x[u].template finish<kLate>(row_x[u], place[u], a.x_moved, missing[u], a.policy);
-      if constexpr (takes_grad(f)) g[u].template finish<false>(row_g[u], place[u], a.g_moved, element_of<T>(-0.0f), a.policy);
+      x[u].finish(row_x[u], place[u], a.x_moved, missing, a.policy);
+      if constexpr (takes_grad(f)) g[u].finish(row_g[u], place[u], a.g_moved, element_of<T>(-0.0f), a.policy);
     }
   };
   // Calls do_vector(h, d) for each vector, but not for those beyond all rows.
@@ -446,17 +437,13 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
   const auto x_of = [&](int u, int h, int d, int j) { return static_cast<A>(value(x[u].of[h][d][j])); };
   const int rounds = kOnce ? 1 : a.rounds;
   if constexpr (kOnce) load(0);
-  if constexpr (kLate) {
-#pragma unroll
-    for (int u = 0; u < U; ++u) first_element[u] = static_cast<A>(value(missing[u]));
-  }
 
   if constexpr (takes_largest(f)) {
     Vector<T, V> largest[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
 #pragma unroll
-      for (int j = 0; j < V; ++j) largest[u].set(j, missing[u]);
+      for (int j = 0; j < V; ++j) largest[u].set(j, missing);
     }
     for (int round = 0; round < rounds; ++round) {
       if constexpr (!kOnce) load(round);
@@ -470,8 +457,8 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
       A found = -INFINITY;
 #pragma unroll
       for (int j = 0; j < V; ++j) found = larger(found, static_cast<A>(value(largest[u][j])));
-      found = join_row(found, A(-INFINITY), a.threads, largest_slots, larger_of);
-      row[u].mean = join_blocks(found, A(-INFINITY), a.cluster, largest_of_blocks, larger_of);
+      found = join_row(found, A(-INFINITY), a.threads, first_slots, larger_of);
+      row[u].mean = join_blocks(found, A(-INFINITY), a.cluster, firsts_of_blocks, larger_of);
     }
   }
 
@@ -506,20 +493,28 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
 
   constexpr bool kKeeps = kOnce && f == RowFunction::softmax;  // the exponentials
   A kept[kKeeps ? U : 1][H][D][V];
-  if constexpr (has_sum(f)) {
-    Sum waiting[kOnce ? 1 : kChunkLevels], sum[U];
+  // Adds up what a function adds of each row. No other join has used these slots.
+  const auto add_up = [&](auto function, auto& sum, auto& slots, auto& sums_of_blocks) {
+    constexpr RowFunction added = function.value;
+    using Addend = decltype(row_addend<added, A>({}, {}));
+    const auto sum_of = [](Addend p, Addend q) { return p + q; };
+    Addend waiting[kOnce ? 1 : kChunkLevels];
     for (int round = 0; round < rounds; ++round) {
       if constexpr (!kOnce) load(round);
-      RowLaneSums<Sum, V> lanes[U][H];
+      RowLaneSums<Addend, V> lanes[U][H];
       each([&](int h, int d) {
         RowElement<A> e[U][V];
-        if constexpr (takes_grad(f)) elements(h, d, e);
+        if constexpr (takes_grad(added)) elements(h, d, e);
 #pragma unroll
         for (int u = 0; u < U; ++u) {
+          const int begin = place[u].begin_of(h, d), end = place[u].end_of(h, d);
 #pragma unroll
           for (int j = 0; j < V; ++j) {
-            if constexpr (!takes_grad(f)) e[u][j].x = x_of(u, h, d, j);
-            const Sum addend = row_addend<f>(e[u][j], row[u], first_element[u]);
+            if constexpr (!takes_grad(added)) e[u][j].x = x_of(u, h, d, j);
+            // Of an element that does not exist the difference is +0. Whether a sum of differences is +0 or -0 shows nowhere.
+            if constexpr (added == RowFunction::layer_norm)
+              e[u][j].x = (kVectors ? end > 0 : j >= begin && j < end) ? e[u][j].x : row[u].mean;
+            const Addend addend = row_addend<added>(e[u][j], row[u]);
             if constexpr (kKeeps)
               if (d < D) kept[u][h][d][j] = addend;
             lanes[u][h].sum[j] = d == 0 ? addend : lanes[u][h].sum[j] + addend;
@@ -530,19 +525,30 @@ __global__ void __launch_bounds__(D < kDepth ? kFewRowThreads : kRowThreads<f, T
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         if constexpr (!kVectors) move_lanes<kWarps, kChunkThreads>(lanes[u], shift[u], a.threads);
-        Sum values[H];
+        Addend values[H];
 #pragma unroll
         for (int h = 0; h < H; ++h) values[h] = join_neighbours(lanes[u][h].sum);
-        sum[u] = join_row(values, no_addend<Sum>(), a.threads, slots, sum_of);
+        sum[u] = join_row(values, no_addend<Addend>(), a.threads, slots, sum_of);
         if constexpr (!kOnce) carry(waiting, sum[u], round);
       }
     }
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      if constexpr (!kOnce) sum[u] = joined(waiting, int64_t{rounds}, no_addend<Sum>());
-      sum[u] = join_blocks(sum[u], no_addend<Sum>(), a.cluster, sums_of_blocks, sum_of);
+      if constexpr (!kOnce) sum[u] = joined(waiting, int64_t{rounds}, no_addend<Addend>());
+      sum[u] = join_blocks(sum[u], no_addend<Addend>(), a.cluster, sums_of_blocks, sum_of);
     }
-    finish_rows<f>(row, sum, first_element, a);
+  };
+  if constexpr (f == RowFunction::layer_norm) {
+    constexpr RowFunction kCenter = RowFunction::center;
+    A sum[U];
+    add_up(std::integral_constant<RowFunction, kCenter>(), sum, first_slots, firsts_of_blocks);
+#pragma unroll
+    for (int u = 0; u < U; ++u) finish_row<kCenter>(row[u], sum[u], a.length, a.eps);
+  }
+  if constexpr (has_sum(f)) {
+    Sum sum[U];
+    add_up(std::integral_constant<RowFunction, f>(), sum, slots, sums_of_blocks);
+    finish_rows<f>(row, sum, a);
 #pragma unroll
     for (int u = 0; u < U; ++u)
       if (is_first && exists(u)) write_numbers<f>(a, index_of(u), row[u], sum[u], row_x[u]);

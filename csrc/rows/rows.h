@@ -19,6 +19,10 @@ GPUREDUCE_API cudaError_t run_rows(const RowsCall* input, const RowWeightsCall& 
 GPUREDUCE_API cudaError_t run_rows(const RowStepCall& call, cudaStream_t stream);
 GPUREDUCE_API cudaError_t run_rows(const RowFinishCall& call, cudaStream_t stream);
 
+// Rows that are rounded to float8.
+GPUREDUCE_API cudaError_t run_rows(const QuantizeCall& call, const QuantizePlan& plan, const Device& device,
+                                   cudaStream_t stream);
+
 // Rows of compiled dtypes, side by side in memory.
 cudaError_t run_float_rows(const RowsCall& call, const RowsPlan& plan, Queue queue);
 cudaError_t run_float_rows_backward(const RowsCall& call, const RowsPlan& plan, Queue queue);

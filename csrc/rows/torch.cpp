@@ -209,6 +209,20 @@ at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype 
   return type;
 }
 
+int64_t dims_of_shape(const char* name, const Tensor& input, c10::SymIntArrayRef shape) {
+  const int64_t dims = static_cast<int64_t>(shape.size());
+  TORCH_CHECK(dims >= 1, name,
+              "(): Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got "
+              "normalized_shape = ",
+              shape);
+  const bool ends = input.dim() >= dims && input.sym_sizes().slice(input.dim() - dims) == shape;
+  if (ends) return dims;
+  std::ostringstream wanted;
+  for (const c10::SymInt& size : shape) wanted << ", " << size;
+  TORCH_CHECK(false, name, "(): Given normalized_shape=", shape, ", expected input with shape [*", wanted.str(),
+              "], but got input of size ", input.sym_sizes());
+}
+
 namespace {
 
 // --- softmax and log_softmax ------------------------------------------------------------------------------------------------
@@ -630,9 +644,11 @@ Gradients norm_backward_composed(const Tensor& grad, const Tensor& input, int64_
   const auto over = [&](const Tensor& sums) { return apply(Formula::quotient, sums, {{}, {}, {}, length}, computed); };
   Tensor h, r;
   if constexpr (centered) {
-    const auto [variance, mean] = var_mean_operator().call(input, at::IntArrayRef(across), 0, false, true, at::kDouble);
+    const Tensor center = over(total(x, across)).detach(), difference = x - center;  // the results do not depend on it
+    const Tensor sum = total(difference, across), more = over(sum);
+    const Tensor variance = over((total(difference * difference, across) - sum * more).clamp_min(0));
     r = apply(Formula::inverse_root, variance, {number_like(eps, variance)}, computed);
-    h = (x - mean.to(computed)) * r;
+    h = (x - (center + more)) * r;
   } else {
     static const auto powers = functional(Operation::_powsum_2);
     const Tensor mean_square = over(powers.call(x, at::IntArrayRef(across), true, std::nullopt));
@@ -723,21 +739,6 @@ Gradients norm_backward_differentiable(c10::DispatchKeySet keys, const Tensor& g
 }
 
 // --- the functions -------------------------------------------------------------------------------------------------------
-
-// How many of the last dims `shape` names. Raises torch's error if the input does not end with it.
-int64_t dims_of_shape(const char* name, const Tensor& input, c10::SymIntArrayRef shape) {
-  const int64_t dims = static_cast<int64_t>(shape.size());
-  TORCH_CHECK(dims >= 1, name,
-              "(): Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got "
-              "normalized_shape = ",
-              shape);
-  const bool ends = input.dim() >= dims && input.sym_sizes().slice(input.dim() - dims) == shape;
-  if (ends) return dims;
-  std::ostringstream wanted;
-  for (const c10::SymInt& size : shape) wanted << ", " << size;
-  TORCH_CHECK(false, name, "(): Given normalized_shape=", shape, ", expected input with shape [*", wanted.str(),
-              "], but got input of size ", input.sym_sizes());
-}
 
 Tensor rms_norm_of(const Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight, std::optional<double> eps) {
   const int64_t dims = dims_of_shape("rms_norm", input, shape);

@@ -53,6 +53,9 @@ at::ScalarType softmax_type(const char* name, const Tensor& self, OptionalDtype 
 
 DimMask one_dim(const Tensor& self, int64_t dim);
 
+// How many of the last dims `shape` names. Raises torch's error if the input does not end with it.
+int64_t dims_of_shape(const char* name, const Tensor& input, c10::SymIntArrayRef shape);
+
 // True if torch.autocast is on for the device of x, and widens its elements to float32 for functions that ask for it.
 bool is_autocast(const Tensor& x);
 

@@ -144,16 +144,15 @@ std::tuple<Tensor, Tensor> finish_sums_meta(const Tensor& sum, const OptionalTen
 }
 
 // The numbers of rows of `length` elements from their sums: mean and r, m and 1 / S or log(S), or the shares of a backward
-// pass.
+// pass. What it gives as the mean of a layer_norm is what has to be added to c (rows.h).
 std::tuple<Tensor, Tensor> finish_sums(const Tensor& sum, const OptionalTensor& other, std::string_view function,
                                        int64_t length, double eps, at::ScalarType dtype) {
   check_computed("_finish_rows", dtype);
   const auto results = finish_sums_meta(sum, other, function, length, eps, dtype);
   RowFinishCall call{};
   call.function = named<RowFunction>(function, kFunctions, "_finish_rows", "function");
-  const at::ScalarType given = call.function == RowFunction::layer_norm ? at::kDouble : dtype;
-  const Tensor sums = plain(sum.to(given)), others = numbers_of("_finish_rows", other, sum, sum.numel(), given);
-  TORCH_CHECK(call.function != RowFunction::layer_norm || others.defined(), "_finish_rows: a layer_norm has means");
+  const Tensor sums = plain(sum.to(dtype)), others = numbers_of("_finish_rows", other, sum, sum.numel(), dtype);
+  TORCH_CHECK(call.function != RowFunction::layer_norm || others.defined(), "_finish_rows: a layer_norm has two sums");
   call.wide = dtype == at::kDouble;
   call.rows = sums.numel();
   call.length = length;

@@ -11,15 +11,14 @@
 
 #include "../core/cuda/any.cuh"
 #include "../core/cuda/load/vectors.cuh"
+#include "../core/problem/index.h"
 #include "../core/problem/nest.h"
 
 namespace gpureduce::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kAtOnce = 4;  // per block; units per thread, whose loads are in flight together
-constexpr int kUnits = kThreads * kAtOnce;
-constexpr int64_t kMostUnits = (int64_t{1} << 31) - kUnits;  // of a launch
+constexpr int kThreads = kNumberedThreads, kAtOnce = kNumberedAtOnce, kUnits = kNumberedUnits;
 
 // The place of a unit in sizes (outer, entries, words).
 struct Places {
@@ -69,10 +68,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class Word>
 cudaError_t copy_words(const CopiedRows& call, cudaStream_t stream) {
   const int64_t words = call.row_bytes / sizeof(Word), each = call.outer * words;
-  if (each > kMostUnits) return cudaErrorNotSupported;
   for (int64_t first = 0; first < call.entries;) {
     CopiedRows part = call;
-    part.entries = std::min(call.entries - first, kMostUnits / each);
+    part.entries = std::min(call.entries - first, kMostNumbered / each);
     part.numbers = static_cast<const char*>(call.numbers) + first * (call.wide ? 8 : 4);
     part.to = call.to + first * call.to_stride;
     const int64_t units = part.entries * each;
@@ -188,22 +186,11 @@ __device__ __forceinline__ Numbers<float, V> of_table(const void* memory, const 
 
 constexpr int kApplyBlocks = 4;  // per multiprocessor
 
-// True if all operands begin at a granule.
-bool are_aligned(const NumberedApply& call) {
-  bool all = true;
-  for (const void* p : {call.x, static_cast<const void*>(call.y), call.g, call.r})
-    all = all && reinterpret_cast<uintptr_t>(p) % kGranule == 0;
-  return all;
-}
-
-// Units per thread, of V elements each, whose loads are in flight together.
-constexpr int units_of(int V) { return V > 4 ? 2 : 4; }
-
 // A unit is V neighbours. kOneColumn: each is a row of its own, otherwise they are of one row.
 template <Formula formula, class T, class R, int V, bool kOneColumn>
 __device__ __forceinline__ void apply_units(const ApplyArgs& a, const Places& places) {
-  constexpr bool kElementwise = formula == Formula::softmax_backward;  // g lies like x
-  constexpr int kCount = units_of(V), kRows = kOneColumn ? V : 1;      // kRows: of the tables
+  constexpr bool kElementwise = formula == Formula::softmax_backward;   // g lies like x
+  constexpr int kCount = applied_units(V), kRows = kOneColumn ? V : 1;  // kRows: of the tables
   const uint32_t first = blockIdx.x * (kThreads * kCount) + threadIdx.x;
   Places::Place place[kCount];
   int32_t number[kCount][kRows];
@@ -262,9 +249,7 @@ __global__ void __launch_bounds__(kThreads, kApplyBlocks)
 template <class T, class R>
 cudaError_t start(const NumberedApply& call, cudaStream_t stream) {
   constexpr int V = kGranule / sizeof(T);
-  const bool by_offsets = takes_offsets(call);
   const int64_t elements = call.outer * call.entries * call.inner;
-  const bool vectors = are_aligned(call);
   ApplyArgs a{call.formula,
               call.x,
               call.g,
@@ -277,13 +262,13 @@ cudaError_t start(const NumberedApply& call, cudaStream_t stream) {
               static_cast<uint32_t>(call.inner)};
   const auto run = [&](auto kernel, int each, const Places& places) {
     a.units = static_cast<uint32_t>(elements / each);
-    const uint32_t in_block = kThreads * units_of(each);
+    const uint32_t in_block = kThreads * applied_units(each);
     kernel<<<(a.units + in_block - 1) / in_block, kThreads, 0, stream>>>(a, places);
     return cudaGetLastError();
   };
   if (elements == 0) return cudaSuccess;
-  if (by_offsets) return run(numbered<T, R, V, true>, V, {call.outer, 1, call.entries / V});
-  if (vectors && call.inner % V == 0) return run(numbered<T, R, V, false>, V, {call.outer, call.entries, call.inner / V});
+  if (takes_offsets(call)) return run(numbered<T, R, V, true>, V, {call.outer, 1, call.entries / V});
+  if (elements_of_unit(call) == V) return run(numbered<T, R, V, false>, V, {call.outer, call.entries, call.inner / V});
   return run(numbered<T, R, 1, false>, 1, {call.outer, call.entries, call.inner});
 }
 
@@ -296,12 +281,13 @@ cudaError_t start(const NumberedApply& call, cudaStream_t stream) {
 
 cudaError_t copy_rows(const CopiedRows& call, cudaStream_t stream) {
   if (call.entries == 0 || call.outer == 0 || call.row_bytes == 0) return cudaSuccess;
-  const uint64_t all = reinterpret_cast<uintptr_t>(call.from) | reinterpret_cast<uintptr_t>(call.to) | call.row_bytes |
-                       call.from_stride | call.to_stride | call.from_outer | call.to_outer;
-  if (all % 16 == 0) return copy_words<uint4>(call, stream);
-  if (all % 8 == 0) return copy_words<uint2>(call, stream);
-  if (all % 4 == 0) return copy_words<uint32_t>(call, stream);
-  return all % 2 == 0 ? copy_words<uint16_t>(call, stream) : copy_words<uint8_t>(call, stream);
+  switch (word_of(call)) {
+    case 16: return copy_words<uint4>(call, stream);
+    case 8: return copy_words<uint2>(call, stream);
+    case 4: return copy_words<uint32_t>(call, stream);
+    case 2: return copy_words<uint16_t>(call, stream);
+    default: return copy_words<uint8_t>(call, stream);
+  }
 }
 
 cudaError_t number_entries(const void* offsets, bool wide, int64_t count, int64_t entries, int32_t* numbers,
@@ -310,16 +296,6 @@ cudaError_t number_entries(const void* offsets, bool wide, int64_t count, int64_
     number<<<static_cast<uint32_t>((entries + kUnits - 1) / kUnits), kThreads, 0, stream>>>({offsets, wide, count}, entries,
                                                                                             numbers);
   return cudaGetLastError();
-}
-
-bool takes(const NumberedApply& call) {
-  const bool of_dtype = call.in == DType::Float || call.in == DType::Half || call.in == DType::BFloat16;
-  return has_numbered(call.formula) && of_dtype && (call.out == call.in || call.out == DType::Float) &&
-         call.outer * call.entries * call.inner <= kMostUnits && call.outer * call.count * call.inner <= kMostUnits;
-}
-
-bool takes_offsets(const NumberedApply& call) {
-  return call.inner == 1 && call.entries * info(call.in).size % kGranule == 0 && are_aligned(call);
 }
 
 cudaError_t apply_numbered(const NumberedApply& call, cudaStream_t stream) {

@@ -11,11 +11,11 @@
 #include "numbered.h"
 #endif
 
+#include "../core/plan/numbered.h"
+#include "../core/torch/explain.h"
 #include "../core/torch/results.h"
 
 namespace gpureduce {
-
-#ifdef GPUREDUCE_WITH_CUDA
 
 namespace {
 
@@ -41,20 +41,20 @@ struct Layout {
   }
 };
 
-bool is_plain(const Tensor& x) { return x.is_cuda() && !x.is_neg() && !x.is_conj(); }
+bool is_plain(const Tensor& x) { return gpu_of(x.device()) && !x.is_neg() && !x.is_conj(); }
 
 // True if kernels take these offsets, and int32 has the numbers of their segments.
 bool are_plain(const Tensor& offsets) {
   return is_plain(offsets) && offsets.is_contiguous() && offsets.numel() <= int64_t{1} << 31;
 }
 
-bool done(cudaError_t error) {
-  if (error == cudaErrorNotSupported) return false;
-  C10_CUDA_CHECK(error);
-  return true;
+#ifdef GPUREDUCE_WITH_CUDA
+template <class Launch>
+void run(const Tensor& x, Launch launch) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  C10_CUDA_CHECK(launch(c10::cuda::getCurrentCUDAStream(x.device().index()).stream()));
 }
-
-cudaStream_t stream_of(const Tensor& x) { return c10::cuda::getCurrentCUDAStream(x.device().index()); }
+#endif
 
 }  // namespace
 
@@ -63,21 +63,38 @@ bool copy_numbered(const Tensor& from, int64_t dim, const Tensor& numbers, const
   const Layout in(from, dim), out(to, dim);
   if (!in.fits || !out.fits) return false;
   const int64_t size = from.itemsize();
-  const c10::cuda::CUDAGuard guard(from.device());
-  return done(cuda::copy_rows(
-      {static_cast<const char*>(from.const_data_ptr()), static_cast<char*>(to.mutable_data_ptr()), numbers.const_data_ptr(),
-       numbers.scalar_type() == at::kLong, zeros, numbers.numel(), from.size(dim), in.outer, in.inner * size,
-       from.stride(dim) * size, to.stride(dim) * size, in.outer_stride * size, out.outer_stride * size},
-      stream_of(from)));
+  const cuda::CopiedRows call{static_cast<const char*>(from.const_data_ptr()),
+                              static_cast<char*>(to.mutable_data_ptr()),
+                              numbers.const_data_ptr(),
+                              numbers.scalar_type() == at::kLong,
+                              zeros,
+                              numbers.numel(),
+                              from.size(dim),
+                              in.outer,
+                              in.inner * size,
+                              from.stride(dim) * size,
+                              to.stride(dim) * size,
+                              in.outer_stride * size,
+                              out.outer_stride * size};
+  if (!cuda::takes(call)) return false;
+  if (Explanation* const e = explanation()) e->say(call.str());
+#ifdef GPUREDUCE_WITH_CUDA
+  else run(from, [&](cudaStream_t stream) { return cuda::copy_rows(call, stream); });
+#endif
+  return true;
 }
 
 Tensor number_entries(const Tensor& offsets, int64_t entries) {
-  const int64_t count = offsets.numel() - 1;
   if (!are_plain(offsets)) return {};
   const Tensor numbers = allocate({entries}, at::kInt, offsets);
-  const c10::cuda::CUDAGuard guard(offsets.device());
-  C10_CUDA_CHECK(cuda::number_entries(offsets.const_data_ptr(), offsets.scalar_type() == at::kLong, count, entries,
-                                      numbers.mutable_data_ptr<int32_t>(), stream_of(offsets)));
+  if (Explanation* const e = explanation()) e->say(cuda::explain_numbers(entries));
+#ifdef GPUREDUCE_WITH_CUDA
+  else
+    run(offsets, [&](cudaStream_t stream) {
+      return cuda::number_entries(offsets.const_data_ptr(), offsets.scalar_type() == at::kLong, offsets.numel() - 1, entries,
+                                  numbers.mutable_data_ptr<int32_t>(), stream);
+    });
+#endif
   return numbers;
 }
 
@@ -112,20 +129,11 @@ Tensor apply_numbered(Formula formula, const Tensor& x, int64_t dim, const Tenso
     numbers = number_entries(offsets, call.entries);
     call.numbers = numbers.const_data_ptr<int32_t>();
   }
-  const c10::cuda::CUDAGuard guard(x.device());
-  C10_CUDA_CHECK(cuda::apply_numbered(call, stream_of(x)));
+  if (Explanation* const e = explanation()) e->say(call.str());
+#ifdef GPUREDUCE_WITH_CUDA
+  else run(x, [&](cudaStream_t stream) { return cuda::apply_numbered(call, stream); });
+#endif
   return result;
 }
-
-#else
-
-bool copy_numbered(const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&, bool) { return false; }
-at::Tensor number_entries(const at::Tensor&, int64_t) { return {}; }
-at::Tensor apply_numbered(Formula, const at::Tensor&, int64_t, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                          at::ScalarType) {
-  return {};
-}
-
-#endif
 
 }  // namespace gpureduce

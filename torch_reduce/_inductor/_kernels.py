@@ -32,6 +32,11 @@ _MODULE = "gpureduce_tiles"  # torch_reduce.triton._tiles, in the kernels
 _WHOLE = 16384  # up to so many elements a kernel holds whole rows: then it reads them once
 _tiles = False
 _LEVELS = 20  # of chunks, where nothing is known about a row's length
+# Inductor tunes the blocks of other types further, and starts those of users' kernels through Triton's slower launcher.
+_AUTOTUNED = (
+    "size_hints=None, configs=[triton_heuristics.config_from_dict(each) for each in {!r}], "
+    "heuristic_type=triton_heuristics.HeuristicType.TEMPLATE,"
+)
 
 
 def install() -> None:
@@ -160,7 +165,7 @@ def _codegen_kernel(given: Callable, kernel: Any, *args: Any, **others: Any) -> 
     width = _width(n) if tiled else kernel._get_persistent_RBLOCK(n)
     code, found = re.subn(
         r"@triton_heuristics\.(?!cooperative)\w+\(\s*(?:\w+=[^\n]*\n\s*)+?(?=filename=)",
-        f"@triton_heuristics.user_autotune(\n    configs={_programs(kernel, width, tiled)!r},\n    ",
+        f"@triton_heuristics.cached_autotune(\n    {_AUTOTUNED.format(_programs(kernel, width, tiled))}\n    ",
         code,
     )
     if found != 1:

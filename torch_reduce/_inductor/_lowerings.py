@@ -521,15 +521,21 @@ def _lower_layer_norm(x: Any, dims: int, weight: Any, bias: Any, eps: float) -> 
     rows = _rows(x, -1, weight, bias) if dims == 1 else None
     if rows is None:
         return None
-    wide = torch.float64
-    variance, mean = _variance(rows, x, 0.0, False)
+    read, mean_of = rows.reads(x), _mean(rows)
+    center = rows.numbers(mean_of, rows.sum(read))
+    c = rows.reads(center)
+    total = rows.sum(lambda i: ops.sub(read(i), c(i)))
+    squares = rows.sum(lambda i: _square(ops.sub(read(i), c(i))))
 
-    def factor(variance: Any) -> Any:
-        root = ops.gpureduce_square_root(ops.add(variance, ops.constant(eps, wide)))
-        return _divided(ops.constant(1.0, wide), root)
+    def factor(total: Any, squares: Any) -> Any:
+        left, zero = ops.sub(squares, ops.mul(total, mean_of(total))), ops.constant(0.0, rows.type)
+        variance = mean_of(ops.where(ops.lt(left, zero), zero, left))
+        root = ops.gpureduce_square_root(ops.add(variance, ops.constant(eps, rows.type)))
+        return _divided(ops.constant(1.0, rows.type), root)
 
-    mean, r = rows.numbers(_value, mean), rows.numbers(factor, variance)
-    read, m, number = rows.reads(x), rows.reads(mean), rows.reads(r)
+    mean = rows.numbers(lambda c, s: ops.add(c, mean_of(s)), center, total)
+    r = rows.numbers(factor, total, squares)
+    m, number = rows.reads(mean), rows.reads(r)
     w, b = weight and rows.reads(weight), bias and rows.reads(bias)
 
     def element(index: Sequence[sympy.Expr]) -> Any:
@@ -543,7 +549,7 @@ def _lower_layer_norm(x: Any, dims: int, weight: Any, bias: Any, eps: float) -> 
 def _norm_backward(
     operator: Any, grad: Any, x: Any, r: Any, mean: Any, weight: Any, bias: Any, args: list, mask: list
 ) -> Any:
-    """The gradients of a norm: the input's here, and those of weights by the operator, which adds over all rows."""
+    """The gradients of a norm: the input's here, and the weights' by the operator, which adds over all rows."""
     rows = _rows(x, -1, grad, r, mean, weight, bias, argument=1)
     if rows is None or not mask[0] or not rows.are_numbers(r, *([mean] if mean is not None else [])):
         return None

@@ -83,8 +83,8 @@ def _older(made: Callable[..., Any], form: Callable[_Given, _Result]) -> Callabl
         given = signature.bind(*args, **kwargs).arguments
         x, group, sizes = given.pop("x"), given.pop("group", None), given.pop("sizes", None)
         dim = given.pop("shard_dim") if "shard_dim" in signature.parameters else given.get("dim", 0)
-        if "weight" in given:  # the dim counts those of the common shape
-            with suppress(TypeError, RuntimeError):  # of which the function that is called has its own
+        if "weight" in given:  # the dim counts dims of the common shape
+            with suppress(TypeError, RuntimeError):  # the function that is called has its own
                 x, _ = torch.broadcast_tensors(x, given["weight"])
         return made(Shard(x, dim, group, sizes), **given)
 
@@ -294,7 +294,7 @@ def reduce_scatter(
 ) -> "Work | None":
     """Puts a piece of the sum of the ranks' ``input`` into each ``output``, as ``reduce_scatter_tensor`` does.
 
-    The bits are those of :func:`all_reduce`.
+    The bits are as :func:`all_reduce` gives them.
 
     Args:
         output: this rank's piece of the sum, written in place: of ``input``'s dtype, of any strides.
@@ -625,8 +625,8 @@ def _all_reduce_rms_norm(
     """One kernel where there is one, and otherwise the two functions."""
     world, _ = _messages.place("all_reduce_rms_norm", group)
     others = [getattr(x, "dtype", None) for x in (weight, residual)]
-    fits = len(shape) == 1 and _symmetric.adds_norms(input.shape, input.dtype, others, world)
-    if fits and (memory := _lent(input, group, False, False, False)):
+    memory = _lent(input, group, False, False, False)
+    if memory and len(shape) == 1 and _symmetric.adds_norms(input.shape, input.dtype, others, world):
         plain = [x if x is None else x.contiguous() for x in (input, residual, weight)]
         out, stored = memory.add_norm(*plain, torch.finfo(torch.float32).eps if eps is None else eps)
         return out if residual is None else (out, stored)
@@ -674,9 +674,7 @@ def _lent(tensor: Tensor, group: Any, averages: bool, async_op: bool, exact: boo
     """
     if not tensor.is_cuda or async_op or exact or _messages.traced(tensor):
         return None
-    if _messages.backends_of(group).get("cuda") != "nccl" or not _symmetric.adds(tensor.dtype, averages):
-        return None
-    return _symmetric.lent(group, tensor.device)
+    return _symmetric.lent(group, tensor.device) if _symmetric.adds(tensor.dtype, averages) else None
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -444,7 +444,7 @@ def everywhere(x: DTensor) -> DTensor:
 
 @enter
 def lists_beside(title: str, given: dict[str, Any], lists: dict[str, Any]) -> list[Any]:
-    """The lists, of which this rank has all; the others must be DTensors of one mesh.
+    """The lists, which are whole on this rank; the others must be DTensors of one mesh.
 
     Autograd keeps lists, and torch's own operators take no plain tensor beside a DTensor: so none is a DTensor.
     """
@@ -527,7 +527,7 @@ def _embedding(op: Any, table: DTensor, rows: Tensor, padding: int, dim: int = 0
 
 
 def _on_all(op: Any, *arguments: Any, **named: Any) -> Any:
-    """An operator of vectors, of which every rank gets all."""
+    """An operator of vectors that every rank gets whole."""
     metas = op(*(_meta_of(one) if isinstance(one, Tensor) else one for one in arguments), **named)
     like = next(one for one in arguments if isinstance(one, DTensor))
     here = [_on_every_rank(_without_partials(one)) if isinstance(one, DTensor) else one for one in arguments]
@@ -545,7 +545,7 @@ def _on_all(op: Any, *arguments: Any, **named: Any) -> Any:
 
 
 class _Joined(torch.autograd.Function):
-    """_without_partials, with a gradient: each addend has that of the sum."""
+    """_without_partials, with a gradient: each addend has the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: DTensor) -> DTensor:

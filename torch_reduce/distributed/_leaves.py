@@ -107,7 +107,7 @@ class Call:
 
 
 class LeafSum(torch.autograd.Function):
-    """The sum; its gradient is that of each part. Each is the other's derivative."""
+    """The sum; its gradient is also the gradient of each part. Each is the other's derivative."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, call: Call) -> Tensor:

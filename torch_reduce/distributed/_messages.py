@@ -199,7 +199,7 @@ class EarlierError(RuntimeError):
 class Agreements:
     """What the ranks of a group have agreed on. When they do so again, no host waits: the GPU compares their notices.
 
-    The messages are those of :func:`agree`. So a rank on which it is new, and which waits, meets ranks that do not.
+    It sends the messages of :func:`agree`. So a rank on which it is new, and which waits, meets ranks that do not.
     Where the GPU finds a difference, an assertion fails on it, before a message that would never arrive. Its text is on
     stderr, and the notices are in `report`, for whoever calls next.
     """

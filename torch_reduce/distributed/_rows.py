@@ -19,7 +19,7 @@ from .._rows import applied, entropy, entropy_terms, log_prob_of_several, soften
 from ._messages import agree, check_device, kind_of, place, traced
 from ._rank_plan import product
 from ._shard import Shard
-from ._sharded import Call, ExponentCall, check_sizes, dim_of, join_cut, kind_of_call, slowest_first
+from ._sharded import Call, ExponentCall, check_sizes, dim_of, join_cut, slowest_first
 
 _ops = torch.ops.gpureduce
 _Runs = Sequence[tuple[int, int]]
@@ -34,7 +34,7 @@ class Cut(Protocol):
         """Whether one of these dims is cut."""
 
     def reduced(self, x: Tensor, call: Call, *, logical: bool = False, nodes: Tensor | None = None) -> Any:
-        """The result of a call on a global tensor that is cut so, of which this rank has `x`.
+        """The result of a call on a global tensor that is cut so; `x` is this rank's part.
 
         Elements come in the order of memory, or in logical order; `nodes` are this rank's results, where they are
         known.
@@ -244,9 +244,15 @@ def norm(
         return y, None, r
     computed, length = widest(x, weight, bias), product(cut.shape[d] for d in across)
     if centered:
-        kind, operation = kind_of_call("var_mean")
-        variance, mean = cut.reduced(x, kind(operation, across, True, torch.float64, torch.float64, -1, 0.0))
-        mean, r = _ops._finish_rows(variance, mean, function, length, eps, computed)
+        center = cut.reduced(x, _sum(across, computed, "mean"))
+
+        def total(step: str) -> Tensor:
+            addends = _ops._row_step(x, step, function, across, mean=center, computed=computed, dtype=computed)
+            return cut.reduced(addends, _sum(across, computed))
+
+        differences, squares = total("addends"), total("second_addends")
+        more, r = _ops._finish_rows(squares, differences, function, length, eps, computed)
+        mean = center + more
     else:
         squares = cut.reduced(x, _sum(across, computed, "_powsum_2"))
         mean, (_, r) = None, _ops._finish_rows(squares, None, function, length, eps, computed)
@@ -326,8 +332,8 @@ def of_first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _ONCE = (
-    b"gradients of a Shard through ranks are of first order; those of DTensors have any order, but of products and of "
-    b"several targets"
+    b"gradients of a Shard through ranks are of first order; gradients of DTensors have any order, but of products "
+    b"and of several targets"
 )
 
 

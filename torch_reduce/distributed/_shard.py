@@ -15,7 +15,7 @@ class Shard:
     The functions of torch_reduce that reduce a tensor take a Shard in its place. They then reduce the *global tensor*,
     ``torch.cat(shards, dim)``, the shards in the order of their ranks in ``group``. If they reduce ``dim``, every rank
     gets the same result: the one that the function has for the global tensor, bit for bit, at any number of ranks and
-    wherever the cuts are. If they do not, the result is that of the shard alone, and so still cut along that dim; then
+    wherever the cuts are. If they do not, the result is the shard's own, and still cut along that dim; then
     nothing is exchanged, and gradients flow as without ranks.
 
     Such a call is collective: every rank of the group calls the function, with the same arguments but for the data.
@@ -54,8 +54,8 @@ class Shard:
     what this rank has of it: its own shard of a tensor that is cut alike, or one that is broadcast along the cut dim,
     and the same on every rank. Two Shards have one group and the same sizes.
 
-    **Segments.** The offsets are those of the global tensor, the same on every rank. If the segments lie along ``dim``,
-    the host waits for some offsets, also where ``sizes`` are given.
+    **Segments.** The offsets belong to the global tensor, and are the same on every rank. If the segments lie along
+    ``dim``, the host waits for some offsets, also where ``sizes`` are given.
 
     **Along another dim alone.** ``argmax``, ``argmin``, ``max``, ``min``, ``segment_logsumexp``,
     ``segment_softmax``, ``index_sum``, ``index_mean``, ``index_amax``, ``index_amin``, ``index_add``,

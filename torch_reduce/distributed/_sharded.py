@@ -255,7 +255,7 @@ class ExactCall(Call):
 
 @dataclass(frozen=True)
 class ExactProducts(ExactCall):
-    """The exact sum of products. Its tensors are Factors, of which no product is written to memory."""
+    """The exact sum of products. Its tensors are Factors: no product is written to memory."""
 
     size: int = 0  # of a state
 
@@ -284,7 +284,7 @@ class ExponentCall(Call):
 
 
 class LogsumexpCall(Call):
-    """A call of which the logarithm of the sum of exponentials is the result."""
+    """A call whose result is the logarithm of the sum of exponentials."""
 
     def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> Tensor:
         accumulator = self.accumulator(x.dtype)
@@ -315,7 +315,7 @@ class MomentsCall(Call):
 
 @dataclass(frozen=True)
 class VarianceCall(Call):
-    """A call of which the variance, or its root, and the mean are the result."""
+    """A call whose results are the variance, or its root, and the mean."""
 
     correction: float | None = None
 
@@ -339,7 +339,7 @@ class VarianceCall(Call):
         return super().facts(x, order, group) | {"correction": self._correction}
 
     def join_shards(self, x: Tensor, sizes: tuple[int, ...], order: list[int], group: Any) -> tuple[Tensor, Tensor]:
-        """As docs/order.md has it: of the differences from the first elements, the sums, and those of their squares."""
+        """As docs/order.md has it: sums of the differences from the first elements, and sums of their squares."""
         x = x.to(torch.float64)
         shape = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
         first = x[tuple(slice(size) for size in shape)].reshape(-1).resolve_neg()
@@ -486,7 +486,7 @@ class SegmentCall(Call):
         return torch.cat(pieces).movedim(0, dim).contiguous()
 
     def _joined(self, parts: Sequence[Tensor], sizes: Sequence[Sequence[int]], group: Any) -> list[Tensor]:
-        """The result of each segment that a cut crosses, of which the ranks have parts of these sizes."""
+        """The result of each segment that a cut crosses. The ranks have parts of these sizes."""
         dim = self.shard_dim
         call = Call(self.operation, [dim], False, self.given, self.dtype, dim)
         pairs = zip(parts, sizes, strict=True)
@@ -760,9 +760,9 @@ def reduce_shards(
 def join_cut(
     x: Tensor, call: Call, sizes: tuple[int, ...], order: Sequence[int], group: Any, nodes: Tensor | None = None
 ) -> Any:
-    """The result of a call on a global tensor of which this rank has `x`; a dim that it reduces is cut.
+    """The result of a call on a global tensor; `x` is this rank's part, and a dim that it reduces is cut.
 
-    The order is of the reduced dims, where one shows; `nodes` are those of this rank, where they are known.
+    The order is of the reduced dims, where one shows; `nodes` are this rank's, where they are known.
     """
     free = call.is_free(x.dtype)
     shape = list(x.shape)
@@ -912,7 +912,7 @@ def own_nodes(x: Tensor, call: Call) -> Tensor:
 def join_freely(mine: Tensor, size: int, held: Sequence[bool], call: Call, group: Any) -> Tensor:
     """Joins the nodes of all ranks that hold elements, to one per output, on every rank: their order does not matter.
 
-    They are sent to all, or each rank joins a part of the numbers: whatever sends less. `size` is that of all nodes of
+    They are sent to all, or each rank joins a part of the numbers: whatever sends less. `size` counts all nodes of
     a rank.
     """
     world = len(held)

@@ -6,6 +6,7 @@ one host, each with a GPU of its own, and stays until the group is gone. GPUREDU
 NCCL. The bits are the same.
 """
 
+import functools
 import math
 import os
 import weakref
@@ -23,7 +24,6 @@ _ops = torch.ops.gpureduce
 MOST_RANKS = 8
 MOST_GATHERED = 4096  # bytes of a rank
 _ONE_SHOT = 8 << 20  # bytes that all ranks together write to a rank, below which each adds all elements itself
-_MOST_NORMED = 8192  # elements of a row
 _INTEGERS = {torch.uint32: torch.int32, torch.uint64: torch.int64}  # whose sums have the same bits
 _DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64}
 
@@ -42,10 +42,10 @@ class Memory:
 
     def _begin(self) -> None:
         """Puts what follows on the current stream after the calls before: of a graph under capture, after its own."""
-        with torch.cuda.device(self.parts[0].device):
-            stream, captures = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
+        device = self.parts[0].device
+        stream, captures = torch.cuda.current_stream(device), _captures(device)
         last = self.captured if captures else self.last
-        if last is not None and last != stream and (not captures or _captures(last)):
+        if last is not None and last != stream and (not captures or _is_in_a_graph(last)):
             stream.wait_stream(last)
         if captures:
             self.captured = stream
@@ -74,7 +74,15 @@ class Memory:
         return _ops._gather_ranks(mine, self.parts, self.rank, self.patience)
 
 
-def _captures(stream: torch.cuda.Stream) -> bool:
+def _captures(device: torch.device) -> bool:
+    """Whether a graph is captured from the device's current stream."""
+    if torch.cuda.current_device() == device.index:
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _is_in_a_graph(stream: torch.cuda.Stream) -> bool:
     with torch.cuda.stream(stream):
         return torch.cuda.is_current_stream_capturing()
 
@@ -98,12 +106,14 @@ def adds_norms(shape: Sequence[int], dtype: torch.dtype, others: Sequence[torch.
 
     It is for few rows, which each rank gets whole.
     """
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16) or not shape:
-        return False
-    row = shape[-1] * dtype.itemsize
-    fits = 0 < shape[-1] <= _MOST_NORMED and row <= (32 if world == 2 else 16) << 10
     few = math.prod(shape) * dtype.itemsize * world <= _ONE_SHOT
-    return fits and few and all(other in (None, dtype, torch.float32) for other in others)
+    fits = few and all(other in (None, dtype, torch.float32) for other in others)
+    return fits and bool(shape) and _takes_rows(dtype, shape[-1], world)
+
+
+@functools.cache
+def _takes_rows(dtype: torch.dtype, length: int, world: int) -> bool:
+    return _ops._adds_norms(dtype, length, world)
 
 
 _ByDevice = dict[torch.device, Memory | None]
@@ -121,9 +131,9 @@ def lent(group: Any, device: torch.device) -> Memory | None:
     group = group or dist.group.WORLD
     found = _memories.setdefault(group, {})
     if device not in found:
+        if _captures(device):
+            return None
         with torch.cuda.device(device):
-            if torch.cuda.is_current_stream_capturing():
-                return None
             found[device] = _lend(group, device)
     return found[device]
 
@@ -131,7 +141,7 @@ def lent(group: Any, device: torch.device) -> Memory | None:
 def _lend(group: dist.ProcessGroup, device: torch.device) -> Memory | None:
     """All ranks come to the same end, whichever of them cannot."""
     world = group.size()
-    if not 2 <= world <= MOST_RANKS:
+    if not 2 <= world <= MOST_RANKS or "cuda:nccl" not in dist.get_backend_config(group).split(","):
         return None
     import torch.distributed._symmetric_memory as symmetric
 

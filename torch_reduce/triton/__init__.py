@@ -457,7 +457,7 @@ def exponential(x: tl.tensor) -> tl.tensor:
 
     Args:
         x: a block or a scalar of float32 or float64: differences from the largest element of a row. Below -87 (-708 in
-            float64) the result is 0, and that of NaN is NaN.
+            float64) the result is 0, and NaN gives NaN.
 
     Returns:
         The same shape and dtype.

@@ -225,7 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     print(f"{times.count} problems, {len(times.us)} plans on an {kept['gpu']['name']}")
     base, known = "", None
-    print("time over that of the best plan")
+    print("time over the best plan's time")
     if not options.alone:
         base = _ops._known_choice(kept["gpu"]["name"], device_text(kept["gpu"]))
         known = _ops._guesses(torch.from_numpy(times.known), base).numpy()

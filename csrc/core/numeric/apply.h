@@ -26,6 +26,8 @@ namespace gpureduce {
 // added         x + g * m; x where r is 0
 // divided       x / r
 // inverse_root  1 / sqrt(x + g)
+// silu          (x / (1 + e^-x)) * g
+// silu_slope    the derivative of x / (1 + e^-x)
 // entropy       e^x * x, or 0 where x is -inf: p * log(p) of the logarithm of a probability p
 // others        g times the product of the output's other elements; r: the product of its non-zero elements, m: their count,
 //               `number`: the count of all elements
@@ -51,6 +53,8 @@ namespace gpureduce {
   X(added)                    \
   X(divided)                  \
   X(inverse_root)             \
+  X(silu)                     \
+  X(silu_slope)               \
   X(entropy)                  \
   X(others)                   \
   X(softmax)                  \
@@ -82,6 +86,18 @@ GPUREDUCE_HOST_DEVICE A magnitude_of(A x) {
   return x < 0 ? -x : x;
 }
 
+// Both take e^-|x|, which is at most 1.
+template <class A>
+GPUREDUCE_HOST_DEVICE A silu(A x) {
+  const A e = whole_exponential(x < 0 ? x : -x);
+  return (x < 0 ? x * e : x) / (A(1) + e);
+}
+template <class A>
+GPUREDUCE_HOST_DEVICE A silu_slope(A x) {
+  const A e = whole_exponential(x < 0 ? x : -x), large = A(1) / (A(1) + e), small = e / (A(1) + e);
+  return x < 0 ? small * (A(1) + x * large) : large * (A(1) + x * small);
+}
+
 // A: float, or double, which it must be where is_wide().
 template <Formula f, class A>
 GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
@@ -100,6 +116,8 @@ GPUREDUCE_HOST_DEVICE A applied(A x, A g, A r, A m, A number) {
   else if constexpr (f == Formula::added) return r == 0 ? x : x + g * m;
   else if constexpr (f == Formula::divided) return x / r;
   else if constexpr (f == Formula::inverse_root) return A(1) / static_cast<A>(sqrt(x + g));
+  else if constexpr (f == Formula::silu) return silu(x) * g;
+  else if constexpr (f == Formula::silu_slope) return silu_slope(x);
   else if constexpr (f == Formula::entropy) return x == -INFINITY ? A(0) : whole_exponential(x) * x;
   else if constexpr (f == Formula::softmax) return m == 0 ? A(0) : exponential_or_zero(x - g) * r;
   else if constexpr (f == Formula::log_softmax) return (x - g) - r;

@@ -1,5 +1,5 @@
-// Exponentials and logarithms, one source for CPU and GPU, so that they have the same bits everywhere. Every operation here is
-// rounded once, and so is each explicit fused multiply-add. Results are within 1 unit in the last place. The methods and
+// Exponentials and logarithms, one source for CPU and GPU, so that they have the same bits everywhere. Every operation here,
+// and each explicit fused multiply-add, is rounded once. Results are within 1 unit in the last place. The methods and
 // coefficients come from fdlibm (double) and Cephes (float).
 #pragma once
 

@@ -1,15 +1,15 @@
 // The index of an output's largest or smallest element, for argmax and argmin: the first one of equal elements. Pure C++: no
 // torch, no CUDA.
 //
-// For example the argmax of 2, NaN, 3, NaN. The places are those of 2 and 3 among all floats, and the highest for NaN; of the
-// two highest ones, the first has index 1.
+// For example the argmax of 2, NaN, 3, NaN. 2 and 3 have their places among all floats, and each NaN has the highest place. The
+// first of the two highest places is at index 1.
 #pragma once
 
 #include "map.h"
 
 namespace gpureduce {
 
-// An element whose index is wanted. Planners see its padded size, as that of a Deviation.
+// An element whose index is wanted. Planners see its padded size, as they do of a Deviation.
 template <class In>
 struct alignas(4) Ranked {
   In element;

@@ -14,27 +14,22 @@ template <RowFunction f, class A>
 GPUREDUCE_HOST_DEVICE A row_step(RowStep step, const RowElement<A>& e, const RowNumbers<A>& row) {
   if (step == RowStep::applied) return row_applied<f>(e, row);
   if (step == RowStep::weight_addends) return weight_addend(e.x, e.g, row.mean, row.r);
-  if constexpr (f == RowFunction::layer_norm) {
-    return A(0);  // its addends are a variance's
-  } else {
-    const auto addend = row_addend<f>(e, row, A(0));
-    if constexpr (std::is_floating_point_v<std::decay_t<decltype(addend)>>) return addend;
-    else return step == RowStep::second_addends ? addend.second : addend.first;
-  }
+  const auto addend = row_addend<f>(e, row);
+  if constexpr (std::is_floating_point_v<std::decay_t<decltype(addend)>>) return addend;
+  else return step == RowStep::second_addends ? addend.second : addend.first;
 }
 
-// A row's numbers from its sums. `other` is m of a softmax; of layer_norm `sum` is the variance and `other` the mean, both
-// float64; of its backward pass `sum` is T and `other` S.
+// A row's numbers from its sums. `other` is m of a softmax; of two sums `sum` is T and `other` S. The mean of a layer_norm
+// lacks c, which is not known here.
 template <RowFunction f, class A>
 GPUREDUCE_HOST_DEVICE RowNumbers<A> row_numbers(const void* sum, const void* other, int64_t index, int64_t length, double eps) {
   RowNumbers<A> row;
-  if constexpr (f == RowFunction::layer_norm) {
-    finish_centered(row, static_cast<const double*>(other)[index], static_cast<const double*>(sum)[index], eps);
-  } else if constexpr (has_sum(f)) {
+  if constexpr (has_sum(f)) {
     const A total = static_cast<const A*>(sum)[index], more = other ? static_cast<const A*>(other)[index] : A(0);
     if constexpr (takes_largest(f)) row.mean = more;
-    if constexpr (f == RowFunction::layer_norm_backward) finish_row<f>(row, TwoSums<A>{more, total}, A(0), length, eps);
-    else finish_row<f>(row, total, A(0), length, eps);
+    using Sum = decltype(row_addend<f, A>({}, {}));
+    if constexpr (std::is_floating_point_v<Sum>) finish_row<f>(row, total, length, eps);
+    else finish_row<f>(row, TwoSums<A>{more, total}, length, eps);
   }
   return row;
 }

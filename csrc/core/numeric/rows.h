@@ -7,8 +7,8 @@
 
 #include <cmath>
 
+#include "dtypes.h"
 #include "exponential.h"
-#include "variance.h"
 
 namespace gpureduce {
 
@@ -20,8 +20,8 @@ namespace gpureduce {
 // log_sum               the same, for log_prob: m and log(S) per row          no y
 // quotient              S = sum of x, T = sum of g: S / T (row_loss.h)        no y
 // rms_norm              S = sum of x * x, r = 1 / sqrt(S / n + eps)         y = (x * r) * w
-// layer_norm            mean and variance as var_mean has them,
-//                       r = 1 / sqrt(variance + eps) in float64             y = ((x - mean) * r) * w + b
+// layer_norm            c = (sum of x) / n; S = sum of x - c, T = sum of (x - c) * (x - c), t = S / n,
+//                       mean = c + t, r = 1 / sqrt((T - S * t) / n + eps)   y = ((x - mean) * r) * w + b
 // softmax_backward      x is softmax's result: S = sum of g * x             y = (g - S) * x
 // log_softmax_backward  x is log_softmax's result: S = sum of g             y = g - e^x * S
 // rms_norm_backward     d = g * w, h = x * r: S = sum of d * h              y = (d - h * (S / n)) * r
@@ -42,16 +42,18 @@ namespace gpureduce {
   X(layer_norm_backward)           \
   X(log_prob_backward)
 
+// center: c of a layer_norm, which is summed before the differences from it. No call is of this function.
 enum class RowFunction : uint8_t {
 #define GPUREDUCE_ROW_FUNCTION(name) name,
   GPUREDUCE_ROW_FUNCTIONS(GPUREDUCE_ROW_FUNCTION)
 #undef GPUREDUCE_ROW_FUNCTION
+      center
 };
 
 constexpr bool takes_largest(RowFunction f) {
   return f == RowFunction::softmax || f == RowFunction::log_softmax || f == RowFunction::log_sum;
 }
-constexpr bool is_backward(RowFunction f) { return f >= RowFunction::softmax_backward; }
+constexpr bool is_backward(RowFunction f) { return f >= RowFunction::softmax_backward && f != RowFunction::center; }
 // A gradient per element; the one of log_prob_backward is per row.
 constexpr bool takes_grad(RowFunction f) {
   return f == RowFunction::quotient || (is_backward(f) && f != RowFunction::log_prob_backward);
@@ -74,7 +76,7 @@ constexpr bool has_mean(RowFunction f) { return f != RowFunction::rms_norm && f 
 // What a row is known by when its elements are applied: m and 1 / S or log(S); mean and r; and the sums of a backward pass.
 template <class A>
 struct RowNumbers {
-  A mean = 0, r = 0;             // m and 1 / S, m and log(S), or of norms
+  A mean = 0, r = 0;             // m and 1 / S, m and log(S), or of norms; of a layer_norm c, until its mean is known
   A first_share = 0, share = 0;  // S / n and T / n, or S
 };
 
@@ -94,12 +96,18 @@ GPUREDUCE_HOST_DEVICE TwoSums<A> operator+(TwoSums<A> a, TwoSums<A> b) {
   return {a.first + b.first, a.second + b.second};
 }
 
-// What is added up for an element. A: float or double. `first`: the row's first element, of layer_norm.
+template <class A>
+GPUREDUCE_HOST_DEVICE TwoSums<A> with_square(A x) {
+  return {x, x * x};
+}
+
+// What is added up for an element. A: float or double.
 template <RowFunction f, class A>
-GPUREDUCE_HOST_DEVICE auto row_addend(const RowElement<A>& e, const RowNumbers<A>& row, A first) {
+GPUREDUCE_HOST_DEVICE auto row_addend(const RowElement<A>& e, const RowNumbers<A>& row) {
   if constexpr (takes_largest(f)) return exponential_or_zero(e.x - row.mean);
   else if constexpr (f == RowFunction::rms_norm) return e.x * e.x;
-  else if constexpr (f == RowFunction::layer_norm) return variance::moments_of(e.x, first);
+  else if constexpr (f == RowFunction::center) return e.x;
+  else if constexpr (f == RowFunction::layer_norm) return with_square(e.x - row.mean);
   else if constexpr (f == RowFunction::softmax_backward) return e.g * e.x;
   else if constexpr (f == RowFunction::log_softmax_backward) return e.g;
   else if constexpr (f == RowFunction::rms_norm_backward) return (e.g * e.w) * (e.x * row.r);
@@ -111,21 +119,13 @@ GPUREDUCE_HOST_DEVICE auto row_addend(const RowElement<A>& e, const RowNumbers<A
 // The addend of an element that does not exist: the identity of the addends' sum.
 template <class Sum>
 GPUREDUCE_HOST_DEVICE Sum no_addend() {
-  if constexpr (std::is_same_v<Sum, Moments>) return {-0.0, -0.0};
-  else if constexpr (std::is_floating_point_v<Sum>) return Sum(-0.0);
+  if constexpr (std::is_floating_point_v<Sum>) return Sum(-0.0);
   else return {-0.0f, -0.0f};
-}
-
-// The numbers of layer_norm from the row's mean and variance.
-template <class A>
-GPUREDUCE_HOST_DEVICE void finish_centered(RowNumbers<A>& row, double mean, double variance, double eps) {
-  row.mean = static_cast<A>(mean);
-  row.r = static_cast<A>(1.0 / sqrt(variance + eps));
 }
 
 // The row's numbers from its sum. Those of a backward pass keep what the forward pass wrote.
 template <RowFunction f, class A, class Sum>
-GPUREDUCE_HOST_DEVICE void finish_row(RowNumbers<A>& row, Sum sum, A first, int64_t length, double eps) {
+GPUREDUCE_HOST_DEVICE void finish_row(RowNumbers<A>& row, Sum sum, int64_t length, double eps) {
   const A n = static_cast<A>(length);
   if constexpr (takes_largest(f)) {
     // Of infinities and NaN the difference x - m is NaN, which the exponential's bits do not keep.
@@ -134,9 +134,13 @@ GPUREDUCE_HOST_DEVICE void finish_row(RowNumbers<A>& row, Sum sum, A first, int6
   } else if constexpr (f == RowFunction::rms_norm) {
     const A mean_square = sum / n, shifted = mean_square + static_cast<A>(eps);
     row.r = A(1) / static_cast<A>(sqrt(shifted));
+  } else if constexpr (f == RowFunction::center) {
+    row.mean = sum / n;
   } else if constexpr (f == RowFunction::layer_norm) {
-    const auto found = variance::Finishing{length, 0, false}(sum, static_cast<double>(first));
-    finish_centered(row, found.mean, found.variance, eps);
+    const A more = sum.first / n, squares = sum.second - sum.first * more;
+    const A variance = (squares < 0 ? A(0) : squares) / n, shifted = variance + static_cast<A>(eps);  // < 0 by rounding
+    row.mean = row.mean + more;
+    row.r = A(1) / static_cast<A>(sqrt(shifted));
   } else if constexpr (f == RowFunction::layer_norm_backward) {
     row.first_share = sum.first / n;
     row.share = sum.second / n;
@@ -176,6 +180,7 @@ auto with_row_function(RowFunction function, F f) {
   case RowFunction::name: return f(std::integral_constant<RowFunction, RowFunction::name>());
     GPUREDUCE_ROW_FUNCTIONS(GPUREDUCE_ROW_FUNCTION)
 #undef GPUREDUCE_ROW_FUNCTION
+    case RowFunction::center: break;  // no call's
   }
   return f(std::integral_constant<RowFunction, RowFunction::softmax>());
 }

@@ -180,11 +180,11 @@ std::string ExactPlan::str(const ExactSum& given) const {
   s << "kernel exact_" << kNames[static_cast<int>(kernel)] << ": ";
   switch (kernel) {
     case Kernel::short_rows:
-      s << count(1 << runs.log_lanes, "thread") << " a row, " << count(1 << runs.log_steps, "vector") << " of each"
+      s << count(1 << runs.log_lanes, "thread") << " per row, " << count(1 << runs.log_steps, "vector") << " of each"
         << (runs.vectors ? "" : ", loaded one by one");
       break;
     case Kernel::rows:
-      s << count(1 << log_warps, "warp") << " a part of " << count(part_size, "tile") << " of a row"
+      s << count(1 << log_warps, "warp") << " per part of " << count(part_size, "tile") << " of a row"
         << (aligned ? "" : ", at odd addresses");
       break;
     case Kernel::columns:
@@ -264,7 +264,7 @@ std::string ExactSegmentPlan::str(const Segments& s) const {
     slot_kernel("clears the numbers of cut segments");
     out << "\n";
   }
-  out << "kernel exact_segments" << (compiled ? "" : "_any") << ": a warp a tile of " << (int64_t{1} << log_tile)
+  out << "kernel exact_segments" << (compiled ? "" : "_any") << ": a warp per tile of " << (int64_t{1} << log_tile)
       << " positions, " << count(1 << log_width, "column") << " side by side" << (streams ? ", streamed through the L2" : "")
       << "\nblock: " << count(threads, "thread") << "; grid " << ceil_div(tiles * column_tiles, warps) << "\n";
   if (slots) {

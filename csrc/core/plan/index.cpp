@@ -15,9 +15,9 @@ std::string IndexPlan::str(const Index& index) const {
     return std::string("kernel ") + kernel + ": " + what + "\nblock: " + std::to_string(kIndexThreads) + " threads; grid " +
            std::to_string(grid.x);
   };
-  return launch("prepare", entries, std::to_string(kIndexAtOnce) + " entries a thread") + "\nCUB's radix sort of " +
+  return launch("prepare", entries, std::to_string(kIndexAtOnce) + " entries per thread") + "\nCUB's radix sort of " +
          std::to_string(index.count) + " pairs of 32 bits by " + std::to_string(bits) + (bits == 1 ? " bit\n" : " bits\n") +
-         launch("write_offsets", offsets, std::to_string(kIndexOutputs) + " outputs a block");
+         launch("write_offsets", offsets, std::to_string(kIndexOutputs) + " outputs per block");
 }
 
 }  // namespace gpureduce::cuda

@@ -44,7 +44,7 @@ bool takes_many(DType in, DType out, Map map) {
 
 std::string ManyPlan::str(const Arrays& arrays) const {
   std::ostringstream s;
-  s << "kernel many_arrays: " << tile_chunks << (tile_chunks == 1 ? " chunk" : " chunks") << " of 4096 elements a tile"
+  s << "kernel many_arrays: " << tile_chunks << (tile_chunks == 1 ? " chunk" : " chunks") << " of 4096 elements per tile"
     << (streams ? ", streamed through the L2" : "") << "\nblock: " << kManyWarps * kWarp << " threads, a tile; grid " << tiles;
   if (most > 1)
     s << "\nkernel join_arrays: up to " << most << " tiles of an array\nblock: " << join_threads << " threads, an array; grid "

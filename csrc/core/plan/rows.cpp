@@ -221,6 +221,33 @@ RowsPlan plan_rows(const RowsCall& call, const Device& device) {
   return plan.blocks < kMaxGrid ? plan : plan_any_rows(call);
 }
 
+QuantizePlan plan_quantize(const QuantizeCall& call, const Device& device) {
+  const RowsCall& rows = call.rows;
+  const DType t = rows.operands[kRowX].dtype;
+  const int64_t n = rows.length, vector = kGranule / info(t).size;
+  const bool norm = call.what == Rounded::norm, halves = t == DType::Half || t == DType::BFloat16;
+  if (!device.native || (!halves && t != DType::Float) || rows.rows == 0) return {};
+  if (n < 1 || n > kMostQuantized || n % vector != 0) return {};
+  if (call.block && (call.block < vector || call.block > kWarp * vector)) return {};  // a block lies in one warp
+  for (RowOperandName name : {kRowX, kRowG, kRowWeight}) {
+    const DType own = rows.operands[name].dtype;
+    const bool wide = norm && name != kRowX && own == DType::Float;  // a residual or a weight beside halves
+    if (rows.operands[name].data && own != t && !wide) return {};
+    if (!is_contiguous(rows, name) || !is_aligned(rows, name)) return {};
+  }
+  // A chunk's lanes have their threads, or the vectors of a row that is shorter; a row that is not added has a warp, or threads
+  // that hold all of it.
+  const int64_t vectors = n / vector, of_chunk = kLanes / vector, chunks = (n + kChunk - 1) / kChunk;
+  const int64_t needed = norm ? (n > kLanes ? chunks * of_chunk : vectors)
+                              : std::max<int64_t>(std::min<int64_t>(vectors, kWarp), ceil_div(vectors, quantize_depth(false)));
+  QuantizePlan plan;
+  plan.threads = static_cast<int>(power_of_two(needed));
+  plan.block_rows = plan.threads > kWarp ? 1 : kFewRowThreads / plan.threads;
+  plan.blocks = ceil_div(rows.rows, plan.block_rows);
+  plan.streams = rows.rows * n * info(t).size * (rows.operands[kRowG].data ? 2 : 1) > device.l2_bytes / 2;
+  return plan.blocks < kMaxGrid ? plan : QuantizePlan();
+}
+
 RowWeightsPlan plan_weights(const RowsCall* input, const RowWeightsCall& weights, const Device& device) {
   RowWeightsPlan plan;
   const RowsCall& call = weights.call;
@@ -258,8 +285,8 @@ std::string RowsPlan::str(const RowsCall& call) const {
   s << "kernel rows, " << kNames[static_cast<int>(kernel)] << ": ";
   if (is_compiled()) {
     const RowsTile tile = rows_tile(kernel, call.function, size);
-    s << count(kGranule / size, "element") << " a load" << (vectors ? "" : ", at odd addresses") << ", "
-      << count(tile.groups * tile.depth, "load") << " of a thread";
+    s << count(kGranule / size, "element") << " per load" << (vectors ? "" : ", at odd addresses") << ", "
+      << count(tile.groups * tile.depth, "load") << " per thread";
     if (rounds > 1) s << " in " << rounds << " rounds, each read again for each step";
     if (in_flight > 1) s << ", " << in_flight << " rows at once";
     if (streams) s << ", streamed through the L2";
@@ -267,11 +294,29 @@ std::string RowsPlan::str(const RowsCall& call) const {
     s << "elements one by one, read again for each step";
   }
   s << "\nblock: " << count(block_threads(), "thread") << ", " << count(block_rows * in_flight, "row") << "; grid " << blocks;
-  if (cluster > 1) s << ", " << cluster << " blocks a row as a cluster";
+  if (cluster > 1) s << ", " << cluster << " blocks per row as a cluster";
   int64_t elements = call.operands[kRowX].data ? size : 0;
   for (RowOperandName name : {kRowG, kRowY})
     if (call.operands[name].data) elements += info(call.operands[name].dtype).size;
   s << "\nmust move: " << call.rows * call.length * elements << " bytes";
+  return s.str();
+}
+
+std::string text_of(const QuantizeCall& call) {
+  const std::string of = call.what == Rounded::silu ? " of silu * y" : call.what == Rounded::norm ? " of rms_norm" : "";
+  const std::string scale = call.block ? std::to_string(call.block) + " elements" : "row";
+  return "quantize" + of + ": " + rows_of(call.rows) + " -> " + info(call.dtype).name + ", a scale per " + scale;
+}
+
+std::string QuantizePlan::str(const QuantizeCall& call) const {
+  const RowOperand &x = call.rows.operands[kRowX], &g = call.rows.operands[kRowG];
+  const int64_t size = info(x.dtype).size, other = g.data ? info(g.dtype).size * (call.sum ? 2 : 1) : 0;
+  std::ostringstream s;
+  s << "kernel quantize: " << count(kGranule / size, "element") << " per load, up to "
+    << quantize_depth(call.what == Rounded::norm) << " loads per thread" << (streams ? ", streamed through the L2" : "")
+    << "\nblock: " << count(block_threads(), "thread") << ", " << count(block_rows, "row") << "; grid " << blocks
+    << "\nmust move: " << call.rows.rows * (call.rows.length * (size + 1 + other) + call.blocks() * (call.powers ? 1 : 4))
+    << " bytes";
   return s.str();
 }
 
@@ -292,7 +337,7 @@ std::string RowWeightsPlan::str(const RowWeightsCall& call) const {
       << norm.blocks;
   } else {
     constexpr const char* kLoadNames[] = {"in whole vectors", "in vectors around them", "one by one"};
-    s << "kernel weights: " << count(weights.typed ? kWeightVector : 1, "element") << " of a row a thread, "
+    s << "kernel weights: " << count(weights.typed ? kWeightVector : 1, "element") << " of a row per thread, "
       << kLoadNames[static_cast<int>(weights.loads)] << (weights.streams ? ", streamed through the L2" : "")
       << "\nblock: " << kWeightColumns * kWeightGroups << " threads, " << kUnitLanes << " lanes of rows; grid "
       << weights.column_blocks << " x " << weights.units;

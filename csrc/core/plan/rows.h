@@ -6,7 +6,7 @@
 #include <string>
 
 #include "../api.h"
-#include "../problem/rows.h"
+#include "../problem/quantize.h"
 #include "gpu.h"
 #include "plan.h"
 
@@ -36,7 +36,7 @@ enum class RowsKernel : uint8_t { warp, pairs, quads, chunks, rounds, any };
 struct RowsTile { int groups, depth, rows; };
 constexpr RowsTile rows_tile(RowsKernel kernel, RowFunction f, int size) {
   const int warps = kLanes * size / kGranule / kWarp, groups = warps < 4 ? warps : 4;
-  const int at_once = takes_grad(f) || f == RowFunction::layer_norm ? 4 : 8;  // vectors
+  const int at_once = takes_grad(f) ? 4 : 8;  // vectors
   switch (kernel) {
     case RowsKernel::warp: return {1, 1, at_once / 2};
     case RowsKernel::pairs: return {groups, 2, at_once / 2 < groups ? 1 : at_once / 2 / groups};
@@ -76,11 +76,31 @@ bool is_contiguous(const RowsCall& call, RowOperandName name);
 // The memory that an operand takes up.
 InputSpan span_of(const RowsCall& call, RowOperandName name);
 
+// --- rows that are rounded to float8 ----------------------------------------------------------------------------------------
+
+constexpr int64_t kMostQuantized = 16384;  // elements of a row, which registers hold
+
+// A thread's vectors of a row. Norms add in lanes, which are 512 apart.
+constexpr int quantize_depth(bool norm) { return norm ? kDepth : 4; }
+
+struct QuantizePlan {
+  int threads = 0;  // per row: a power of two; 0: the kernel does not take the call
+  int block_rows = 1;
+  int64_t blocks = 0;
+  bool streams = false;
+
+  int block_threads() const { return block_rows * threads; }
+  GPUREDUCE_API std::string str(const QuantizeCall& call) const;
+};
+
+GPUREDUCE_API QuantizePlan plan_quantize(const QuantizeCall& call, const Device& device);
+GPUREDUCE_API std::string text_of(const QuantizeCall& call);
+
 // --- steps and numbers ------------------------------------------------------------------------------------------------------
 
 constexpr int kStepThreads = 256;
 
-// A step's grid, of an element a thread; or of a row a thread. A block takes more if there are many.
+// A step's grid, of an element per thread; or of a row per thread. A block takes more if there are many.
 inline Grid plan_steps(int64_t count) {
   return {static_cast<uint32_t>(std::min<int64_t>(ceil_div(count, kStepThreads), 65536))};
 }

@@ -142,16 +142,16 @@ std::string SegmentPlan::str(const Segments& s) const {
   std::ostringstream text;
   text << "kernel segment " << kNames[static_cast<int>(kernel)] << ": ";
   if (is_columns)
-    text << vector * sides << (vector * sides == 1 ? " column" : " columns") << " a thread" << (sides > 1 ? ", apart" : "")
+    text << vector * sides << (vector * sides == 1 ? " column" : " columns") << " per thread" << (sides > 1 ? ", apart" : "")
          << ", " << (1 << width_bits) << " threads side by side, " << (1 << part_bits)
          << " below each other on a short segment";
-  else text << "a warp a tile of " << tile << " positions";
+  else text << "a warp per tile of " << tile << " positions";
   if (streams) text << ", streamed through the L2";
   text << "\nblock: " << (is_columns ? kColumnThreads : kWarp) << " threads; grid " << blocks * (is_columns ? column_tiles : 1)
        << "; " << tiles << (tiles == 1 ? " tile" : " tiles");
   if (is_columns) text << " of " << tile << " rows of longer segments than " << short_rows;
   if (joins)
-    text << "\nkernel join_segment_" << (is_columns ? "columns" : "rows") << ": a warp a tile\nblock: " << kJoinWarps * kWarp
+    text << "\nkernel join_segment_" << (is_columns ? "columns" : "rows") << ": a warp per tile\nblock: " << kJoinWarps * kWarp
          << " threads; grid " << join_blocks;
   text << "\nworkspace: " << workspace_bytes
        << " bytes; must move: " << s.reduction.problem.outputs * s.length * info(s.reduction.in).size << " bytes";

@@ -134,14 +134,14 @@ std::string Variant::json() const {
 
 std::string Plan::str() const {
   std::ostringstream s;
-  s << "kernel " << kernel() << ": " << vector << (vector == 1 ? " element" : " elements") << " a load"
+  s << "kernel " << kernel() << ": " << vector << (vector == 1 ? " element" : " elements") << " per load"
     << (walk == Walk::shifted  ? ", at odd addresses"
         : walk == Walk::spread ? ", spread"
                                : "")
-    << ", " << warps << (warps == 1 ? " warp" : " warps") << " a block";
+    << ", " << warps << (warps == 1 ? " warp" : " warps") << " per block";
   if (is<RingPlan>()) {
     const RingPlan& ring = as<RingPlan>();
-    s << ", " << ring.stages << (ring.stages == 1 ? " stage of " : " stages of ") << ring.stage_bytes << " bytes a warp";
+    s << ", " << ring.stages << (ring.stages == 1 ? " stage of " : " stages of ") << ring.stage_bytes << " bytes per warp";
   }
   if (walk == Walk::nested) s << ", elements in nested dims";
   if (streams) s << ", streamed through the L2";

@@ -135,7 +135,9 @@ void run(const Operands& operands, Formula formula, double number) {
         "formula " + std::string(kNames[static_cast<int>(formula)]) + " of " + std::to_string(count) + " elements";
     return e->tell(
         operands[0].device(), what + ", computed in " + (wide ? "float64" : "float32"), "element",
-        [](const Device&) { return "kernel apply: whole vectors where elements and results are aligned, 256 threads a block"; },
+        [](const Device&) {
+          return "kernel apply: whole vectors where elements and results are aligned, 256 threads per block";
+        },
         [&] { e->say_parts(count, at::internal::GRAIN_SIZE); });
   }
 #ifdef GPUREDUCE_WITH_CUDA
@@ -243,6 +245,14 @@ Tensor derivative(Formula formula, const Numbers& x, int i, const ApplyFacts& sa
       if (i > 1) return {};
       const Tensor root = apply(formula, x[0], {x[1]}, dtype);
       return root * root * root * -0.5;
+    }
+    case Formula::silu:
+      if (i > 1) return {};
+      return i == 1 ? without_grad() : times(apply(Formula::silu_slope, x[0], {}, dtype), x[1]);
+    case Formula::silu_slope: {  // p = 1 / (1 + e^-x): p * (1 - p) * (2 + x * (1 - 2 * p))
+      if (i > 0) return {};
+      const Tensor p = at::sigmoid(x[0]);
+      return p * (1 - p) * (2 + x[0] * (1 - 2 * p));
     }
     case Formula::entropy: {  // e^x * x + e^x
       if (i > 0) return {};

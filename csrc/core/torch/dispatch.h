@@ -142,7 +142,7 @@ GPUREDUCE_HANDLE(aminmax_operator, "aminmax", TwoTensors(const at::Tensor&, std:
 
 // --- registration -----------------------------------------------------------------------------------------------------------
 
-// Kernels are pointers, not TORCH_FN: those of one type then share the code that unpacks torch's stack of arguments. Kernels
+// Kernels are pointers, not TORCH_FN: kernels of one type then share the code that unpacks torch's stack of arguments. Kernels
 // that are removed again are TORCH_FN (replace/torch.h).
 
 using Key = c10::DispatchKey;

@@ -73,4 +73,7 @@ inline const Device* gpu_of(at::Device device) {
   return nullptr;
 }
 
+// Says what a reduction would launch, or launches it, or runs it on the CPU.
+void run_on(at::Device device, const Reduction& reduction, const Tuning& tuning, void (*on_cpu)(const Reduction&));
+
 }  // namespace gpureduce

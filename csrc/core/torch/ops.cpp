@@ -289,7 +289,10 @@ std::vector<double> stages(const at::Tensor& self, OptionalDims dim, int64_t cal
 std::string explained(const Reduction& r, at::Device device, const Tuning& tuning) {
   std::string text = std::string(info(r.in).name);
   if (r.addends == Addends::products) text += std::string(" * ") + info(r.second_dtype).name;
-  text += std::string(" -> ") + info(r.out).name + ", added in " + name_of(r.accumulator) +
+  text += std::string(" -> ") + info(r.out).name +
+          (r.addends == Addends::indices
+               ? std::string(", the first place of the ") + (r.map == Map::negative ? "smallest" : "largest")
+               : std::string(", added in ") + name_of(r.accumulator)) +
           (r.engine == Engine::converted ? ", each element converted first" : "") + "\n" + r.problem.str() + "\n";
   if (r.problem.outputs == 0 || r.problem.length == 0) return text + "nothing to read";
   if (const Explanation* const e = explanation(); e && device.is_cpu())
@@ -301,6 +304,23 @@ std::string explained(const Reduction& r, at::Device device, const Tuning& tunin
   if (device.is_cuda()) return text + cuda::plan(r, device, tuning).str();
 #endif
   return text + "no plan for " + device.str();
+}
+
+void run_on(at::Device device, const Reduction& r, const Tuning& tuning, void (*on_cpu)(const Reduction&)) {
+  if (Explanation* const e = explanation())
+    return e->tell(
+        device, explained(r, device, tuning), "task", [](const Device&) { return std::string(); },
+        [&] {
+          if (r.addends != Addends::values) on_cpu(r);  // of values explained() has said it
+        });
+#ifdef GPUREDUCE_WITH_CUDA
+  if (device.is_cuda()) {
+    const bool found = cuda::run(r, cuda::plan(r, device, tuning), device, tuning);
+    TORCH_INTERNAL_ASSERT(found);
+    return;
+  }
+#endif
+  on_cpu(r);
 }
 
 #ifdef GPUREDUCE_WITH_CUDA

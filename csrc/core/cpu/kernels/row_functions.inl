@@ -140,21 +140,13 @@ class RowOperands {
 // A row's sum is one or two numbers, which are added apart.
 template <class Sum>
 struct RowSum {
-  using Number = Sum;
   static constexpr int kCount = 1;
-  static Sum of(const Number* sums) { return sums[0]; }
-};
-template <>
-struct RowSum<Moments> {
-  using Number = double;
-  static constexpr int kCount = 2;
-  static Moments of(const Number* sums) { return {sums[0], sums[1]}; }
+  static Sum of(const Sum* sums) { return sums[0]; }
 };
 template <class A>
 struct RowSum<TwoSums<A>> {
-  using Number = A;
   static constexpr int kCount = 2;
-  static TwoSums<A> of(const Number* sums) { return {sums[0], sums[1]}; }
+  static TwoSums<A> of(const A* sums) { return {sums[0], sums[1]}; }
 };
 
 // Calls f(x, g, w, b, first, n) for the whole vectors of n elements, and for a copy of the rest with a whole vector's room, so
@@ -176,22 +168,21 @@ inline __attribute__((always_inline)) void in_vectors(const A* x, const A* g, co
 
 // Sums the addends of each lane of n elements, for some rows, `pitch` lanes per row. Lanes without an element are arbitrary.
 // The lanes of a second sum lie behind a row's first ones.
-template <RowFunction f, class A, class T>
-__attribute__((noinline)) void add_to_lanes(T* lanes, int64_t pitch, int64_t rows, int64_t n, RowRun<A> x, RowRun<A> g,
-                                            RowRun<A> w, const RowNumbers<A>* numbers, const A* first) {
-  constexpr int kCount = RowSum<decltype(row_addend<f, A>({}, {}, A(0)))>::kCount;
+template <RowFunction f, class A>
+__attribute__((noinline)) void add_to_lanes(A* lanes, int64_t pitch, int64_t rows, int64_t n, RowRun<A> x, RowRun<A> g,
+                                            RowRun<A> w, const RowNumbers<A>* numbers) {
+  constexpr int kCount = RowSum<decltype(row_addend<f, A>({}, {}))>::kCount;
   for (int64_t r = 0; r < rows; ++r, lanes += kCount * pitch) {
     const RowNumbers<A> row = numbers[r];
-    const A reference = first[r];
     const auto add = [&](auto begins, const A* x, const A* g, const A* w, int64_t n) __attribute__((always_inline)) {
       const auto each = [=](auto x, auto g, auto w, auto, int64_t at, int64_t count) __attribute__((always_inline)) {
-        T rest[kCount][kVector<A>];
+        A rest[kCount][kVector<A>];
         const bool copied = !begins && at + count > n;  // the lanes behind have sums already
         for (int k = 0; k < kCount && copied; ++k) memcpy(rest[k], lanes + k * pitch + at, sizeof(rest[k]));
-        T *const one = copied ? rest[0] : lanes + at, *const other = copied ? rest[kCount - 1] : lanes + pitch + at;
+        A *const one = copied ? rest[0] : lanes + at, *const other = copied ? rest[kCount - 1] : lanes + pitch + at;
         GPUREDUCE_INDEPENDENT
         for (int64_t i = 0; i < count; ++i) {
-          const auto addend = row_addend<f>(RowElement<A>{x[i], g[i], w[i], A(0)}, row, reference);
+          const auto addend = row_addend<f>(RowElement<A>{x[i], g[i], w[i], A(0)}, row);
           if constexpr (kCount == 1) {
             one[i] = begins ? addend : one[i] + addend;
           } else {
@@ -200,7 +191,7 @@ __attribute__((noinline)) void add_to_lanes(T* lanes, int64_t pitch, int64_t row
             other[i] = begins ? b : other[i] + b;
           }
         }
-        for (int k = 0; k < kCount && copied; ++k) copy(lanes + k * pitch + at, rest[k], (n - at) * sizeof(T));
+        for (int k = 0; k < kCount && copied; ++k) copy(lanes + k * pitch + at, rest[k], (n - at) * sizeof(A));
       };
       in_vectors(x, g, w, x, n, each);
     };
@@ -253,9 +244,9 @@ class Rows {
         most_(call.length > kLanes ? 1 : max<int64_t>(1, min(kMost, kRowBlock / call.length))),
         pitch_(call.length > kLanes ? kLanes : ceil_div(call.length, kVector<float>) * kVector<float>),
         operands_(call, min(call.length * most_, kChunk), memory),
-        lanes_(take<double>(memory, 2 * most_ * pitch_)),
-        joins_(take<double>(memory, kChunk)),
-        stack_(take<double>(memory, 2 * kRowLevels)) {}
+        lanes_(take<A>(memory, 2 * most_ * pitch_)),
+        joins_(take<A>(memory, kChunk)),
+        stack_(take<A>(memory, 2 * kRowLevels)) {}
 
   // Calls run(index of the block's first row, rows) for blocks of the rows from `begin` to `end` (exclusive).
   template <class Run>
@@ -280,26 +271,23 @@ class Rows {
   template <RowFunction function>
   void sum(int64_t index, RowNumbers<A>* numbers) {
     constexpr RowFunction f = takes_largest(function) ? RowFunction::softmax : function;  // the others' addends are the same
-    using Parts = RowSum<decltype(row_addend<f, A>({}, {}, A(0)))>;
-    using T = typename Parts::Number;
+    using Parts = RowSum<decltype(row_addend<f, A>({}, {}))>;
     constexpr int kCount = Parts::kCount;
-    T *const lanes = reinterpret_cast<T*>(lanes_), sums[kCount * kMost];
-    A first[kMost];  // elements of the rows
-    Counter<T> chunks(reinterpret_cast<T*>(stack_), kCount);
+    A sums[kCount * kMost];
+    Counter<A> chunks(stack_, kCount);
     for_each_chunk([&](int64_t begin, int64_t n) {
       const RowRun<A> x = operands_.load(kRowX, begin, n);
       const RowRun<A> g = takes_grad(f) ? operands_.load(kRowG, begin, n) : x;
       const RowRun<A> w = takes_grad(f) ? operands_.load(kRowWeight, begin, n) : x;
-      for (int64_t r = 0; r < rows_ && begin == 0; ++r) first[r] = x.data[r * x.pitch];
-      add_to_lanes<f>(lanes, pitch_, rows_, n, x, g, w, numbers, first);
-      join_lanes_of(lanes, kCount * rows_, pitch_, min(n, kLanes), reinterpret_cast<T*>(joins_), sums);
+      add_to_lanes<f>(lanes_, pitch_, rows_, n, x, g, w, numbers);
+      join_lanes_of(lanes_, kCount * rows_, pitch_, min(n, kLanes), joins_, sums);
       if (begin + n < call_.length) chunks.add(sums);
     });
     chunks.finish(sums);
     const RowRun<A> x = has_result(function) ? RowRun<A>() : operands_.load(kRowX, 0, min(call_.length, kChunk));
     for (int64_t r = 0; r < rows_; ++r) {
       const auto total = Parts::of(sums + r * kCount);
-      finish_row<function>(numbers[r], total, first[r], call_.length, call_.eps);
+      finish_row<function>(numbers[r], total, call_.length, call_.eps);
       const auto at = [&](int64_t i) {
         const int64_t begin = i / kChunk * kChunk;  // a row of several chunks is alone in its block
         if (begin == 0) return x.data[r * x.pitch + i];
@@ -338,7 +326,7 @@ class Rows {
   const RowsCall& call_;
   const int64_t most_, pitch_;
   RowOperands<A> operands_;
-  double *const lanes_, *const joins_, *const stack_;
+  A *const lanes_, *const joins_, *const stack_;
   int64_t rows_ = 0;
 };
 
@@ -356,6 +344,7 @@ void run_rows(const RowsCall& call, int64_t begin, int64_t end, char* scratch) {
       }
     }
     if constexpr (takes_largest(f)) rows.find_largest(numbers);
+    if constexpr (f == RowFunction::layer_norm) rows.template sum<RowFunction::center>(index, numbers);
     if constexpr (has_sum(f)) rows.template sum<f>(index, numbers);
     for (int64_t r = 0; r < count && writes_numbers(f); ++r) {
       if (call.mean) static_cast<A*>(call.mean)[index + r] = numbers[r].mean;

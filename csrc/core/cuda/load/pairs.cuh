@@ -298,46 +298,68 @@ struct Indices {
 
 // --- of any dtypes --------------------------------------------------------------------------------------------------------
 
-struct TwoInputs { ConvertedInput first, second; };
-
-// A deferred product of two elements: resolve() loads, converts and multiplies them. `product`: the type it is rounded to.
-template <class Acc>
-struct DeferredProduct {
+// An addend that resolve() makes of elements, which it loads and converts: Made::made() makes all of a thread's at once.
+template <class Made>
+struct DeferredAddend {
   char bytes[kGranule];
 };
+template <class Made>
+struct Vector<DeferredAddend<Made>, 1> : Made {
+  __device__ __forceinline__ auto operator[](int) const {
+    const Vector single[1][1] = {{*this}};
+    return Made::made(single).x[0][0][0];
+  }
+};
+template <class Made, int kCount, int kElements>
+__device__ __forceinline__ auto resolve(const Vector<DeferredAddend<Made>, 1> (&x)[kCount][kElements]) {
+  return Made::made(x);
+}
+template <class Made>
+constexpr bool has_one_input<DeferredAddend<Made>> = false;
+
+// Fetches a real element each, as `Fetched`, and applies f to it and to what is deferred. Missing ones give padding.
+template <class Fetched, class Acc, class Deferred, int kCount, int kElements, class F>
+__device__ __forceinline__ auto fetch_each(const Vector<Deferred, 1> (&x)[kCount][kElements], F f) {
+  constexpr int kAll = kCount * kElements;
+  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
+  const auto found = fetch_all<Fetched, kAll, true>(at(0).input, [&](int i) { return at(i).place; });
+  Resolved<Vector<Acc, 1>, kCount, kElements> made;
+#pragma unroll
+  for (int i = 0; i < kAll; ++i) {
+    const Acc addend = f(found.of[i], at(i));
+    made.x[i / kElements][i % kElements].set(0, at(i).place.wanted ? addend : padding<Acc>());
+  }
+  return made;
+}
+
+struct TwoInputs { ConvertedInput first, second; };
+
+// A product of two elements. `product`: the type it is rounded to.
 template <class Acc>
-struct Vector<DeferredProduct<Acc>, 1> {
+struct ConvertedProduct {
   TwoInputs inputs;
   Accumulator product;
   bool truth, wanted;
   Both at;
 
-  __device__ __forceinline__ Acc operator[](int) const;
-};
-
-template <class Acc, int kCount, int kElements>
-__device__ __forceinline__ auto resolve(const Vector<DeferredProduct<Acc>, 1> (&x)[kCount][kElements]) {
-  const auto& common = x[0][0];
-  const auto multiply = [&](auto product) {
-    return fetch_pairs<decltype(product), Acc>(
-        x, [&](auto a, auto b) { return weighted::counted<Acc>(weighted::times(a, b), common.truth); });
-  };
-  if constexpr (std::is_integral_v<Acc>) {
-    if (common.product == Accumulator::f32) return multiply(float{});
-    if (common.product == Accumulator::f64) return multiply(double{});
+  template <int kCount, int kElements>
+  static __device__ __forceinline__ auto made(const Vector<DeferredAddend<ConvertedProduct>, 1> (&x)[kCount][kElements]) {
+    const auto& common = x[0][0];
+    const auto multiply = [&](auto product) {
+      return fetch_pairs<decltype(product), Acc>(
+          x, [&](auto a, auto b) { return weighted::counted<Acc>(weighted::times(a, b), common.truth); });
+    };
+    if constexpr (std::is_integral_v<Acc>) {
+      if (common.product == Accumulator::f32) return multiply(float{});
+      if (common.product == Accumulator::f64) return multiply(double{});
+    }
+    return multiply(Acc{});
   }
-  return multiply(Acc{});
-}
-
-template <class Acc>
-__device__ __forceinline__ Acc Vector<DeferredProduct<Acc>, 1>::operator[](int) const {
-  const Vector<DeferredProduct<Acc>, 1> single[1][1] = {{*this}};
-  return resolve(single).x[0][0][0];
-}
+};
 
 template <class Acc>
 struct ConvertedPair {
-  using Element = DeferredProduct<Acc>;
+  using Element = DeferredAddend<ConvertedProduct<Acc>>;
   using Place = Both;
   static constexpr int kRank = kMaxRank;
   TwoInputs inputs;
@@ -347,37 +369,26 @@ struct ConvertedPair {
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, Both at) const {
     static_assert(V == 1);
-    return {inputs, product, truth, wanted, at + beside(*this, kBeyond)};
+    return {{inputs, product, truth, wanted, at + beside(*this, kBeyond)}};
   }
 };
 template <class Acc>
 constexpr bool is_converted<ConvertedPair<Acc>> = true;
-template <class Acc>
-constexpr bool has_one_input<DeferredProduct<Acc>> = false;
 
-// A deferred deviation from an output's first element.
-struct DeferredDeviation { char bytes[kGranule]; };
-template <>
-struct Vector<DeferredDeviation, 1> {
+// A deviation from an output's first element, which is fetched again with each element.
+struct ConvertedDifference {
   TwoInputs inputs;
   bool wanted;
   Both at;
 
-  __device__ __forceinline__ Moments operator[](int) const;
+  template <int kCount, int kElements>
+  static __device__ __forceinline__ auto made(const Vector<DeferredAddend<ConvertedDifference>, 1> (&x)[kCount][kElements]) {
+    return fetch_pairs<double, Moments>(x, [](double element, double first) { return variance::moments_of(element, first); });
+  }
 };
 
-template <int kCount, int kElements>
-__device__ __forceinline__ auto resolve(const Vector<DeferredDeviation, 1> (&x)[kCount][kElements]) {
-  return fetch_pairs<double, Moments>(x, [](double element, double first) { return variance::moments_of(element, first); });
-}
-
-__device__ __forceinline__ Moments Vector<DeferredDeviation, 1>::operator[](int) const {
-  const Vector<DeferredDeviation, 1> single[1][1] = {{*this}};
-  return resolve(single).x[0][0][0];
-}
-
 struct HeldConvertedDeviations {
-  using Element = DeferredDeviation;
+  using Element = DeferredAddend<ConvertedDifference>;
   using Place = int64_t;
   ConvertedInput input;
   int64_t first;
@@ -385,12 +396,12 @@ struct HeldConvertedDeviations {
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {
     static_assert(V == 1);
-    return {{input, input}, wanted, {offset + kBeyond, first}};
+    return {{{input, input}, wanted, {offset + kBeyond, first}}};
   }
 };
 
 struct ConvertedDeviations {
-  using Element = DeferredDeviation;
+  using Element = DeferredAddend<ConvertedDifference>;
   using Place = int64_t;
   static constexpr int kRank = kMaxRank;
   ConvertedInput input;
@@ -406,46 +417,24 @@ template <>
 inline constexpr bool is_converted<ConvertedDeviations> = true;
 template <>
 inline constexpr bool is_converted<HeldConvertedDeviations> = true;
-template <>
-inline constexpr bool has_one_input<DeferredDeviation> = false;
 
-// A deferred exponential. Acc: float or double.
+// Acc: float or double.
 template <class Acc>
-struct DeferredExponent {
-  char bytes[kGranule];
-};
-template <class Acc>
-struct Vector<DeferredExponent<Acc>, 1> {
+struct ConvertedExponential {
   ConvertedInput input;
   PredicatedOffset place;
   Acc largest;
 
-  __device__ __forceinline__ Acc operator[](int) const;
-};
-
-template <class Acc, int kCount, int kElements>
-__device__ __forceinline__ auto resolve(const Vector<DeferredExponent<Acc>, 1> (&x)[kCount][kElements]) {
-  constexpr int kAll = kCount * kElements;
-  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
-  const auto elements = fetch_all<Acc, kAll, true>(at(0).input, [&](int i) { return at(i).place; });
-  Resolved<Vector<Acc, 1>, kCount, kElements> made;
-#pragma unroll
-  for (int i = 0; i < kAll; ++i) {
-    const Acc e = exponential_or_zero(elements.of[i] - at(i).largest);
-    made.x[i / kElements][i % kElements].set(0, at(i).place.wanted ? e : padding<Acc>());
+  template <int kCount, int kElements>
+  static __device__ __forceinline__ auto made(const Vector<DeferredAddend<ConvertedExponential>, 1> (&x)[kCount][kElements]) {
+    return fetch_each<Acc, Acc>(
+        x, [](Acc element, const ConvertedExponential& of) { return exponential_or_zero(element - of.largest); });
   }
-  return made;
-}
-
-template <class Acc>
-__device__ __forceinline__ Acc Vector<DeferredExponent<Acc>, 1>::operator[](int) const {
-  const Vector<DeferredExponent<Acc>, 1> single[1][1] = {{*this}};
-  return resolve(single).x[0][0][0];
-}
+};
 
 template <class Acc>
 struct HeldConvertedExponents {
-  using Element = DeferredExponent<Acc>;
+  using Element = DeferredAddend<ConvertedExponential<Acc>>;
   using Place = int64_t;
   ConvertedInput input;
   Acc largest;
@@ -453,13 +442,13 @@ struct HeldConvertedExponents {
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, int64_t offset) const {
     static_assert(V == 1);
-    return {input, {offset + kBeyond, wanted}, largest};
+    return {{input, {offset + kBeyond, wanted}, largest}};
   }
 };
 
 template <class Acc>
 struct ConvertedExponents {
-  using Element = DeferredExponent<Acc>;
+  using Element = DeferredAddend<ConvertedExponential<Acc>>;
   using Place = int64_t;
   static constexpr int kRank = kMaxRank;
   ConvertedInput input;
@@ -477,41 +466,22 @@ template <class Acc>
 constexpr bool is_converted<ConvertedExponents<Acc>> = true;
 template <class Acc>
 constexpr bool is_converted<HeldConvertedExponents<Acc>> = true;
-template <class Acc>
-constexpr bool has_one_input<DeferredExponent<Acc>> = false;
 
-// A deferred element with its index, which is its offset in a second input that nobody reads.
-struct DeferredIndex { char bytes[kGranule]; };
-template <>
-struct Vector<DeferredIndex, 1> {
+// An element's place in the order, with its index.
+struct ConvertedCandidate {
   ConvertedInput input;
-  bool wanted;
-  Both at;
+  PredicatedOffset place;
+  int64_t index;
 
-  __device__ __forceinline__ Indexed operator[](int) const;
+  template <int kCount, int kElements>
+  static __device__ __forceinline__ auto made(const Vector<DeferredAddend<ConvertedCandidate>, 1> (&x)[kCount][kElements]) {
+    return fetch_each<Indexed, Indexed>(
+        x, [](Indexed found, const ConvertedCandidate& of) { return Indexed{found.place, of.index}; });
+  }
 };
 
-template <int kCount, int kElements>
-__device__ __forceinline__ auto resolve(const Vector<DeferredIndex, 1> (&x)[kCount][kElements]) {
-  constexpr int kAll = kCount * kElements;
-  const auto at = [&](int i) -> auto& { return x[i / kElements][i % kElements]; };
-  const auto places =
-      fetch_all<Indexed, kAll, true>(at(0).input, [&](int i) { return PredicatedOffset{at(i).at.first, at(i).wanted}; });
-  Resolved<Vector<Indexed, 1>, kCount, kElements> made;
-#pragma unroll
-  for (int i = 0; i < kAll; ++i)
-    made.x[i / kElements][i % kElements].set(0,
-                                             at(i).wanted ? Indexed{places.of[i].place, at(i).at.second} : padding<Indexed>());
-  return made;
-}
-
-__device__ __forceinline__ Indexed Vector<DeferredIndex, 1>::operator[](int) const {
-  const Vector<DeferredIndex, 1> single[1][1] = {{*this}};
-  return resolve(single).x[0][0][0];
-}
-
 struct ConvertedIndices {
-  using Element = DeferredIndex;
+  using Element = DeferredAddend<ConvertedCandidate>;
   using Place = Both;
   static constexpr int kRank = kMaxRank;
   ConvertedInput input;
@@ -520,12 +490,11 @@ struct ConvertedIndices {
   template <int V, int kBeyond = 0>
   __device__ __forceinline__ Vector<Element, 1> load_if(bool wanted, Both at) const {
     static_assert(V == 1);
-    return {input, wanted, at + beside(*this, kBeyond)};
+    const Both moved = at + beside(*this, kBeyond);
+    return {{input, {moved.first, wanted}, moved.second}};
   }
 };
 template <>
 inline constexpr bool is_converted<ConvertedIndices> = true;
-template <>
-inline constexpr bool has_one_input<DeferredIndex> = false;
 
 }  // namespace gpureduce::cuda
