@@ -444,18 +444,6 @@ def whole_exponential(x):
     return np.where(np.isnan(x), x, np.where(x >= low, exponential(np.where(x >= low, x, low)), far))
 
 
-def row_moments(x):
-    """(rows, length) -> mean and variance of each row in float64, of deviations from its first element."""
-    first = x[:, :1].astype(np.float64)
-    d = x.astype(np.float64) - first
-    n = float(x.shape[1])
-    total, squares = ordered_sum(d), ordered_sum(d * d)
-    mean = total / n
-    rest = squares - total * mean
-    rest = np.where(rest < 0, 0.0, rest)
-    return first[:, 0] + mean, rest / n
-
-
 def softmaxes(x, logarithmic):
     """(rows, length) of float32 or float64 -> softmax, or its logarithm, of each row."""
     with np.errstate(all="ignore"):
@@ -506,9 +494,13 @@ def row_norms(x, weight, bias, eps, centered):
     kind = x.dtype.type
     with np.errstate(all="ignore"):
         if centered:
-            mean, variance = row_moments(x)
-            r = (1.0 / np.sqrt(variance + eps)).astype(kind)
-            mean = mean.astype(kind)
+            n = kind(x.shape[1])
+            center = ordered_sum(x) / n
+            difference = x - center[:, None]
+            total, squares = ordered_sum(difference), ordered_sum(difference * difference)
+            left = squares - total * (total / n)
+            r = kind(1) / np.sqrt(np.where(left < 0, kind(0), left) / n + kind(eps))
+            mean = center + total / n
         else:
             mean = np.zeros(len(x), kind)
             r = kind(1) / np.sqrt(ordered_sum(x * x) / kind(x.shape[1]) + kind(eps))

@@ -25,7 +25,7 @@ SHA = {
     "variance.json": "4ccef7492a02bf16b7de42e2a14375632d919e9718ef3042d5df86b8d76a85ab",
     "weighted.json": "fbdbf07ef912f91a24bbb5484a680a4a5d0f416a32c600d22e19887fa770611b",
     "segments.json": "67a01ff7acacdbd683a0bf400bb798aa4016564a2472d60807e61da384221ca7",
-    "rows.json": "9728475ab518920b1fe8b361fdde51aefba14a36e211e72a213793b4e3c4ba46",
+    "rows.json": "932a8b27dce91fbfe146687bbf739a50b94bee5db5c2587f4b6b0bfc76fcc5ad",
 }
 BY_NAME = {str(op): op for op in CASES}
 

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import importlib.util
+import inspect
 import math
 import os
 import subprocess
@@ -664,6 +665,36 @@ def opinfo(name="sum", variant=None):
     from torch.testing._internal.common_methods_invocations import op_db
 
     return next(op for op in op_db if op.name == name and variant in (None, op.variant_test_name))
+
+
+# --- many cases in one test -------------------------------------------------------------------------------------------
+
+
+def walked(names, values):
+    """pytest.mark.parametrize, but one test walks all values, as pytest's own work takes longer than many a case.
+
+    `values` may be a function of the test's other arguments. An error says of which values it is.
+    """
+    names = [name.strip() for name in names.split(",")]
+
+    def decorate(test):
+        signature = inspect.signature(test)
+
+        @functools.wraps(test)
+        def walk(**given):
+            for value in values(**given) if callable(values) else values:
+                case = dict(zip(names, value if len(names) > 1 else [value], strict=True))
+                try:
+                    test(**given, **case)
+                except Exception as error:
+                    error.add_note(f"where {', '.join(f'{name} is {one}' for name, one in case.items())}")
+                    raise
+
+        rest = [one for one in signature.parameters.values() if one.name not in names]
+        walk.__signature__ = signature.replace(parameters=rest)
+        return walk
+
+    return decorate
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

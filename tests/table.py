@@ -21,6 +21,7 @@ import model
 import torch_reduce
 from support import (
     COMPLEX,
+    DTYPES,
     FAMILY,
     FLOATING,
     INTEGER,
@@ -38,6 +39,7 @@ from support import (
     name_of,
     numpy_of,
     reduced_dims,
+    walked,
 )
 
 
@@ -378,6 +380,25 @@ def taken(*names, cases=CASES):
     return pytest.mark.parametrize(("op", "name"), pairs, ids=str)
 
 
+def walks(*names, cases=CASES):
+    """`taken`, but one test of an operation walks the dtypes."""
+    each = pytest.mark.parametrize("op", [op for op in cases if any(map(op.takes, names))], ids=str)
+    return lambda test: each(walked("name", lambda op, **_: filter(op.takes, names))(test))
+
+
+def rotated(items, k, of=3):
+    """Every third of the items, or every `of`-th: other ones for each k.
+
+    With place(op, name) as k each operation meets all items, and so does each dtype, but a pair of them meets a third.
+    """
+    return list(items)[k % of :: of]
+
+
+def place(op, name):
+    """The sum of the places of an operation and a dtype among all."""
+    return CASES.index(op) + DTYPES.index(name)
+
+
 def tensors(x):
     """Inputs or results as a list."""
     return list(x) if isinstance(x, tuple) else [x]
@@ -402,8 +423,8 @@ def gradients(results, inputs, factor=2.0):
     return torch.autograd.grad(ours, [t for t in tensors(inputs) if t.requires_grad], given)
 
 
-def taken_by_all(*names, others=()):
+def taken_by_all(*names, others=(), cases=CASES):
     """`taken` of these dtypes by every operation, and of others by sum and mean, whose kernels the others share."""
-    pairs = [(op, name) for name in names for op in CASES if op.takes(name)]
+    pairs = [(op, name) for name in names for op in cases if op.takes(name)]
     pairs += [(op, name) for name in others if name not in names for op in OPERATIONS if op.takes(name)]
     return pytest.mark.parametrize(("op", "name"), pairs, ids=str)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from support import dtype_of
+from support import dtype_of, walked
 
 LENGTHS = [10, 100, 1000, 4096, 5000, 65536, 1 << 20]
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
@@ -24,8 +24,8 @@ def additions(length):
     return min(7, math.ceil(length / 512) - 1) + math.ceil(math.log2(max(1, lanes)))
 
 
-@pytest.mark.parametrize("kind", ["normal", "uniform", "wide"])
-@pytest.mark.parametrize("name", ["float32", "float64"])
+@walked("name", ["float32", "float64"])
+@walked("kind", ["normal", "uniform", "wide"])
 def test_error_bound(name, kind, device):
     """The error stays under the number of additions an element goes through, times the unit roundoff, times sum |x|."""
     rng = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def random_shape(rng):
 def test_error_bound_of_random_shapes(name, device, set_threads):
     """The same for sums over any dims of inputs of up to 2^20 elements, with any number of threads."""
     rng, torch_rng = random.Random(4), torch.Generator().manual_seed(4)
-    for _ in range(400):
+    for _ in range(400 if name == "float32" else 100):
         sizes = random_shape(rng)
         dims = rng.sample(range(len(sizes)), rng.randint(1, len(sizes)))
         x = torch.randint(-(2**20), 2**20, sizes, generator=torch_rng).to(dtype_of(name))
@@ -84,8 +84,7 @@ def test_half_precision_results(name, digits, device):
 
 
 @pytest.mark.parametrize("length", [1000, 4096, 50257, 1 << 18])
-@pytest.mark.parametrize("by", ["rows", "columns"])
-def test_no_worse_than_torch(length, by, device):
+def test_no_worse_than_torch(length, device):
     """Over many random sums, the root mean square error is no worse than torch.sum's, to within a factor of 2.
 
     Not of 1: the last additions weigh most, and where the length is no power of two the contract's tree may do one more
@@ -95,14 +94,13 @@ def test_no_worse_than_torch(length, by, device):
     rng = np.random.default_rng(1)
     x = torch.from_numpy(rng.random((trials, length), np.float32) - np.float32(0.25))
     exact = np.array([math.fsum(row) for row in x.double().tolist()])
-    x = x.to(device) if by == "rows" else x.t().contiguous().to(device)
-    dim = 1 if by == "rows" else 0
 
     def error(total):
         return float(np.sqrt(np.mean((total.double().cpu().numpy() - exact) ** 2)))
 
-    ours, theirs = error(torch.ops.gpureduce.sum(x, dim)), error(torch.sum(x, dim))
-    assert ours <= 2 * theirs, f"{ours} is more than {theirs}"
+    for view, dim in ((x.to(device), 1), (x.t().contiguous().to(device), 0)):
+        ours, theirs = error(torch.ops.gpureduce.sum(view, dim)), error(torch.sum(view, dim))
+        assert ours <= 2 * theirs, f"{ours} is more than {theirs} over dim {dim}"
 
 
 def test_one_rounding_is_better_than_two(device):

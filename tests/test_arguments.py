@@ -4,10 +4,10 @@ import inspect
 import types
 import warnings
 
-import pytest
 import torch
 
 import torch_reduce
+from support import walked
 from torch_reduce._sum import explain as explain_call
 
 
@@ -59,6 +59,8 @@ WRONG = {
     "number?": NO_NUMBER,
     "dtype": NO_DTYPE,
     "str": {"object": Anything(), "float": 1.5, "None": None, "another": "a"},
+    "fp8": {"str": "row", "object": Anything(), "int": 128, "None": None},
+    "fp8?": {"str": "row", "object": Anything(), "int": 128},
 }
 KINDS = {"input": "tensor", "dim": "dims", "keepdim": "bool", "dtype": "dtype", "out": "tensor?", "exact": "bool"}
 KINDS |= {"ord": "number", "unbiased": "bool?", "correction": "number?", "weight": "tensor?", "bias": "tensor?"}
@@ -71,6 +73,7 @@ KINDS |= {"norm_type": "float", "max_norm": "float", "function": "str", "nan_is_
 KINDS |= {"reduce": "str", "include_self": "bool", "include_last_offset": "bool"}
 KINDS |= {"x": "tensor", "rows": "int?", "divisor": "number?", "z_loss": "float"}
 KINDS |= {"count": "int?", "root": "bool", "hidden": "tensor", "chunk": "int"}
+KINDS |= {"to": "fp8", "quantize": "fp8?", "weight_offset": "float"}
 KINDS |= {"experts": "tensor", "drops": "bool", "plan": "MoePlan"}
 
 MATRIX, VECTOR = of(2, 3), of(2)
@@ -114,6 +117,8 @@ CALLS |= {
     "cross_entropy": dict(input=MATRIX, target=longs(0, 1)),
     "rms_norm": dict(input=MATRIX, normalized_shape=3),
     "layer_norm": dict(input=MATRIX, normalized_shape=3),
+    "quantize": dict(input=MATRIX, to=torch_reduce.Fp8()),
+    "silu_mul": dict(input=MATRIX, other=MATRIX),
     "get_total_norm": dict(tensors=MATRIX),
     "clip_grad_norm_": dict(parameters=MATRIX, max_norm=1.0),
     "exact.partial": dict(input=MATRIX),
@@ -133,6 +138,7 @@ OTHERS |= {(f"index_{name}", "index"): "plan" for name in ("sum", "mean", "amax"
 OTHERS |= {(f"index_{name}", "size"): "int" for name in ("sum", "mean", "amax", "amin")}
 OTHERS |= {(f"gather_{name}", "source"): "plan" for name in ("sum", "mean", "amax", "amin")}
 OTHERS |= {("rms_norm", "eps"): "float?", ("moe_combine", "rows"): "tensor", ("moe_combine", "index"): "plan"}
+OTHERS |= {("silu_mul", "other"): "tensor?"}
 OTHERS |= {(name, "out"): "pair?" for name in ("max", "min", "aminmax")}
 OTHERS |= {("max", "dim"): "int", ("min", "dim"): "int", ("aminmax", "dim"): "int?"}
 # Tensors of arguments that may be left out.
@@ -198,7 +204,7 @@ def sentence(name, device, *words, **wrong):
     return None
 
 
-@pytest.mark.parametrize("name", CALLS)
+@walked("name", CALLS)
 def test_wrong_types(name, device):
     """A value of another type: the error names the argument."""
     call(name, device)
@@ -210,7 +216,7 @@ def test_wrong_types(name, device):
     assert not any(found), "\n".join(filter(None, found))
 
 
-@pytest.mark.parametrize("name", CALLS)
+@walked("name", CALLS)
 def test_wrong_tensors(name, device):
     """A tensor that is nested or sparse, or on another device than the others."""
     tensors = [argument for argument in parameters(name) if kind_of(name, argument) in ("tensor", "tensor?", "plan")]

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_map
 
 import model
 import torch_reduce
-from support import DTYPES, MEAN, POWSUMS, SUM, Kin, assert_same_bits, data, dtype_of
-from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, gradients, leaves, taken, tensors
+from support import DTYPES, MEAN, NORM, POWSUMS, SUM, Kin, assert_same_bits, data, dtype_of, kin
+from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, gradients, leaves, tensors
 from test_autograd import Calls
 
 pytestmark = pytest.mark.filterwarnings(
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 TARGETS = [None, "float16", "bfloat16", "float64", "int64"]
+COMPILED = [SUM, MEAN, NORM, POWSUMS[0], *kin("prod", "amax", "logsumexp")]
 
 
 @contextlib.contextmanager
@@ -42,56 +43,56 @@ def policy(op, x, **call):
     return tensors(op.torch(x, **call))[0].dtype
 
 
-@taken(*DTYPES)
-def test_policy_of_cuda(op, name):
+@every_case
+def test_policy_of_cuda(op):
     """Every result has the dtype that torch's op gives it, and nothing is cast."""
-    if op in VARIANCES and name not in ("float32", "float64", "float16", "bfloat16"):
-        pytest.skip("torch has no such variance")
-    with without_a_gpu():
-        x = torch.empty(3, 40, dtype=dtype_of(name), device="cuda")
-        inputs = (x, torch.empty(4, dtype=torch.int64, device="cuda")) if op in SEGMENTS else x
-        inputs = (x, x) if op is WEIGHTED else inputs
-        for target, reduce in itertools.product(op.targets(name, *TARGETS) if op.has_dtype else [None], op.forms):
-            named = dict(dtype=target) if target else {}
-            with Calls() as calls:
-                ours = tensors(reduce(inputs, 1, **named))
-            assert len([call for call in calls.names if not call.startswith("device")]) == 1, calls.names
-            if name.startswith("float8") and op is not SUM:
-                continue  # of which torch has none
-            with contextlib.suppress(NotImplementedError):
-                assert {y.dtype for y in ours} == {policy(op, inputs, dim=1, **named)}
+    for name in filter(op.takes, DTYPES):
+        with without_a_gpu():
+            x = torch.empty(3, 40, dtype=dtype_of(name), device="cuda")
+            inputs = (x, torch.empty(4, dtype=torch.int64, device="cuda")) if op in SEGMENTS else x
+            inputs = (x, x) if op is WEIGHTED else inputs
+            for target, reduce in itertools.product(op.targets(name, *TARGETS) if op.has_dtype else [None], op.forms):
+                named = dict(dtype=target) if target else {}
+                with Calls() as calls:
+                    ours = tensors(reduce(inputs, 1, **named))
+                assert len([call for call in calls.names if not call.startswith("device")]) == 1, (name, calls.names)
+                if name.startswith("float8") and op is not SUM:
+                    continue  # of which torch has none
+                with contextlib.suppress(NotImplementedError):
+                    assert {y.dtype for y in ours} == {policy(op, inputs, dim=1, **named)}, name
 
 
 @pytest.mark.parametrize("lower", ["float16", "bfloat16"])
-@taken(*DTYPES)
-def test_bits(op, name, lower, device):
-    """Each device's policy on real data: the result's dtype is torch's, and its bits are those of that dtype=."""
-    x = op.inputs((3, 900), name, 75, device, 1)
-    plain = op(x, 1)
-    with torch.autocast(device, dtype_of(lower)):
-        ours = op.function(x, 1)
-        if "float8" not in name and not (op is WEIGHTED and name in ("uint16", "uint32", "uint64")):
-            with contextlib.suppress(NotImplementedError, RuntimeError):  # torch has no unsigned integers
-                assert {y.dtype for y in tensors(ours)} == {policy(op, x, dim=1)}
-        if op.has_dtype and op.takes(name, torch.bfloat16):
-            assert op(x, 1, dtype=torch.bfloat16).dtype == torch.bfloat16
-        with torch.autocast(device, enabled=False):
-            assert_same_bits(op.function(x, 1), plain)
-        assert_same_bits(op.function(x, 1), ours)
-    if op.has_dtype and op.takes(name, ours.dtype):
-        assert_same_bits(ours, op(x, 1, dtype=ours.dtype))
-    elif not op.name.endswith("logsumexp"):
-        assert_same_bits(ours, plain)
-    else:
-        assert_same_bits(ours.to(plain.dtype), plain)
-    if device == "cpu" and not op.name.endswith("prod"):  # whose policy on the CPU is float32
-        assert_same_bits(ours, plain)
-    assert_same_bits(op.function(x, 1), plain)
-
-
 @every_case
+def test_bits(op, lower, device):
+    """Each device's policy on real data: the result's dtype is torch's, and its bits are those of that dtype=."""
+    for name in filter(op.takes, DTYPES):
+        x = op.inputs((3, 900), name, 75, device, 1)
+        plain = op(x, 1)
+        with torch.autocast(device, dtype_of(lower)):
+            ours = op.function(x, 1)
+            if "float8" not in name and not (op is WEIGHTED and name in ("uint16", "uint32", "uint64")):
+                with contextlib.suppress(NotImplementedError, RuntimeError):  # torch has no unsigned integers
+                    assert {y.dtype for y in tensors(ours)} == {policy(op, x, dim=1)}, name
+            if op.has_dtype and op.takes(name, torch.bfloat16):
+                assert op(x, 1, dtype=torch.bfloat16).dtype == torch.bfloat16
+            with torch.autocast(device, enabled=False):
+                assert_same_bits(op.function(x, 1), plain, name)
+            assert_same_bits(op.function(x, 1), ours, name)
+        if op.has_dtype and op.takes(name, ours.dtype):
+            assert_same_bits(ours, op(x, 1, dtype=ours.dtype), name)
+        elif not op.name.endswith("logsumexp"):
+            assert_same_bits(ours, plain, name)
+        else:
+            assert_same_bits(ours.to(plain.dtype), plain, name)
+        if device == "cpu" and not op.name.endswith("prod"):  # whose policy on the CPU is float32
+            assert_same_bits(ours, plain, name)
+        assert_same_bits(op.function(x, 1), plain, name)
+
+
+@pytest.mark.parametrize("op", [*COMPILED, *VARIANCES[:1], WEIGHTED, *SEGMENTS[::5]], ids=str)
 def test_compile(op, device):
-    """Compiled under autocast, forward and backward, the dtypes and bits of eager."""
+    """Compiled under autocast, forward and backward, the dtypes and bits of eager: of operations of each policy."""
     torch._dynamo.reset()
     reduce = op.function
 
@@ -106,13 +107,13 @@ def test_compile(op, device):
     assert_same_bits(gradients(ours, x), gradients(theirs, x))
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "float8_e5m2"])
-def test_policies_of_cuda(name):
+def test_policies_of_cuda():
     """A sum of floats below float64 is float32 where no dtype is given; a mean stays what it is."""
-    with without_a_gpu():
-        x = torch.empty(3, 4, dtype=dtype_of(name), device="cuda")
-        assert SUM(x).dtype == (torch.float64 if name == "float64" else torch.float32)
-        assert MEAN(x).dtype == dtype_of(model.natural_result(name))
+    for name in ("float16", "bfloat16", "float32", "float64", "float8_e5m2"):
+        with without_a_gpu():
+            x = torch.empty(3, 4, dtype=dtype_of(name), device="cuda")
+            assert SUM(x).dtype == (torch.float64 if name == "float64" else torch.float32)
+            assert MEAN(x).dtype == dtype_of(model.natural_result(name))
 
 
 def test_where_it_does_not_apply():
@@ -228,35 +229,38 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+
+
 @pytest.mark.parametrize("function", BESIDE)
-def test_policy_of_rows_and_indices(function, name, device):
+def test_policy_of_rows_and_indices(function, device):
     """The result has the dtype of torch's function, alone and in vmap, and outside again that of the input."""
     ours, theirs = BESIDE[function]
-    x, w = data((4, 8), name, 77, device), data((8,), name, 78, device)
-    plain = ours(x, w)
-    with torch.autocast(device, torch.float16 if name == "float16" else torch.bfloat16):
-        found = ours(x, w)
-        assert found.dtype == theirs(x, w).dtype
-        assert torch.vmap(ours, (0, None))(torch.stack([x, x]), w).dtype == found.dtype
-        with torch.autocast(device, enabled=False):
-            assert_same_bits(ours(x, w), plain)
-    assert_same_bits(found.to(plain.dtype), plain)  # the wide result, unrounded
-    with without_a_gpu():
-        x, w = torch.empty(4, 8, dtype=x.dtype, device="cuda"), torch.empty(8, dtype=x.dtype, device="cuda")
-        if function != "scatter_add" or name != "bfloat16":  # torch's fails, as the lower dtype is float16 here
-            assert ours(x, w).dtype == theirs(x, w).dtype
+    for name in FLOATS:
+        x, w = data((4, 8), name, 77, device), data((8,), name, 78, device)
+        plain = ours(x, w)
+        with torch.autocast(device, torch.float16 if name == "float16" else torch.bfloat16):
+            found = ours(x, w)
+            assert found.dtype == theirs(x, w).dtype
+            assert torch.vmap(ours, (0, None))(torch.stack([x, x]), w).dtype == found.dtype
+            with torch.autocast(device, enabled=False):
+                assert_same_bits(ours(x, w), plain)
+        assert_same_bits(found.to(plain.dtype), plain)  # the wide result, unrounded
+        with without_a_gpu():
+            x, w = torch.empty(4, 8, dtype=x.dtype, device="cuda"), torch.empty(8, dtype=x.dtype, device="cuda")
+            if function != "scatter_add" or name != "bfloat16":  # torch's fails, as the lower dtype is float16 here
+                assert ours(x, w).dtype == theirs(x, w).dtype
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("function", [*WIDENED_ON_CUDA, *KEPT])
-def test_policy_of_what_torch_has_not(function, name):
+def test_policy_of_what_torch_has_not(function):
     """segment_softmax follows softmax, log_prob is float32 anyway; sums by index stay, as index_add does."""
-    wide = dtype_of(name) if name == "float64" else torch.float32
-    with without_a_gpu():
-        x = torch.empty(4, 8, dtype=dtype_of(name), device="cuda")
-        found = (WIDENED_ON_CUDA | KEPT)[function](x, None).dtype
-    assert found == (wide if function in WIDENED_ON_CUDA else dtype_of(name))
+    for name in FLOATS:
+        wide = dtype_of(name) if name == "float64" else torch.float32
+        with without_a_gpu():
+            x = torch.empty(4, 8, dtype=dtype_of(name), device="cuda")
+            found = (WIDENED_ON_CUDA | KEPT)[function](x, None).dtype
+        assert found == (wide if function in WIDENED_ON_CUDA else dtype_of(name))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Gradients of any order, reverse and forward, torch.func, tracing; the backward is a view and saves sizes alone."""
 
+import itertools
 import math
 import warnings
 import weakref
@@ -24,10 +25,23 @@ from support import (
     every_operation,
     name_of,
     numpy_of,
-    opinfo,
     tensor_of,
+    walked,
 )
-from table import CASES, SEGMENTS, VARIANCES, WEIGHTED, every_case, floats, gradients, leaves, taken, tensors
+from table import (
+    CASES,
+    SEGMENTS,
+    VARIANCES,
+    WEIGHTED,
+    every_case,
+    floats,
+    gradients,
+    leaves,
+    rotated,
+    taken,
+    tensors,
+    walks,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex values",
@@ -99,11 +113,15 @@ def calls_of(op, x):
 
 @taken("float64", "complex128", cases=WITH_GRADIENT)
 def test_gradcheck(op, name, device):
-    """First derivatives by both modes, alone and batched, are those of finite differences, in any layout."""
+    """First derivatives by both modes, alone and batched, are those of finite differences, in any layout.
+
+    Calls take turns with layouts and dtypes.
+    """
     x = leaf((2, 3, 2) if op not in SEGMENTS else (7, 2, 7), name, device)
-    for view in (x, x.detach().permute(2, 0, 1)[:, ::2].requires_grad_(), x.detach()[:, :0].requires_grad_()):
+    views = (x, x.detach().permute(2, 0, 1)[:, ::2].requires_grad_(), x.detach()[:, :0].requires_grad_())
+    for k, view in enumerate(views):
         if op in OPERATIONS or view.numel():
-            for call in calls_of(op, view):
+            for call in rotated(calls_of(op, view), k + (name == "float64"), 2):
                 function, given = of_leaves(op, view, **call)
                 if not all(y.isfinite().all() for y in tensors(function(*given))):
                     continue  # the mean or maximum of nothing: finite differences are NaN
@@ -123,11 +141,9 @@ def test_gradgradcheck(op, name, device):
         assert gradgradcheck(cubes, given, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True)
 
 
-@taken("float64", "complex128", cases=[op for op in WITH_GRADIENT if op not in SEGMENTS])
+@walks("float64", "complex128", cases=[op for op in WITH_GRADIENT if op not in SEGMENTS + VARIANCES])
 def test_gradcheck_of_a_scalar(op, name, device):
-    """0-d tensors."""
-    if op in VARIANCES:
-        pytest.skip("one number has no deviation")
+    """0-d tensors; one number has no deviation."""
     for dim in (None, [0], [-1]):
         function, given = of_leaves(op, leaf((), name, device), dim=dim, keepdim=True)
         assert gradcheck(function, given, check_forward_ad=True)
@@ -143,7 +159,7 @@ ROWS = [
 ]
 
 
-@taken("float32", "bfloat16", "float16", "float64", "complex64", cases=WITH_GRADIENT)
+@walks("float32", "bfloat16", "float16", "float64", "complex64", cases=WITH_GRADIENT)
 def test_gradients_are_torchs(op, name, device):
     """With ties, zeros and NaN: what torch's function has in float64, rounded; and 0 where a norm is 0."""
     for row in ROWS:
@@ -166,7 +182,7 @@ def test_gradients_are_torchs(op, name, device):
             torch.testing.assert_close(a.to(wide), b, rtol=few, atol=few / 8, equal_nan=True)
 
 
-@taken("float8_e5m2", "float8_e4m3fn", cases=WITH_GRADIENT)
+@walks("float8_e5m2", "float8_e4m3fn", cases=WITH_GRADIENT)
 def test_gradients_of_float8(op, name, device):
     """float8 has a gradient, of its own dtype: that of the same numbers in float32, rounded.
 
@@ -179,7 +195,7 @@ def test_gradients_of_float8(op, name, device):
         assert_same_bits(a, tensor_of(stored, name_of(a.dtype), device))
 
 
-@taken("float32", "complex64", cases=[op for op in WITH_GRADIENT if op.has_dtype])
+@walks("float32", "complex64", cases=[op for op in WITH_GRADIENT if op.has_dtype])
 def test_gradients_of_wide_results(op, name, device):
     """With a wider dtype= the gradient is the wide input's, rounded to the input's dtype."""
     target = {"float32": torch.float64, "complex64": torch.complex128}[name]
@@ -298,25 +314,27 @@ def transforms():
         "vmap": lambda f: lambda x: torch.vmap(f)(torch.stack([x, -x])),
     }
     for name, transform in each.items():
-        yield pytest.param(lambda f, x, t=transform: t(f)(x), id=name)
-        yield pytest.param(per_example(transform), id=f"vmap of {name}")
-    yield pytest.param(lambda f, x: func.jacrev(torch.vmap(f))(torch.stack([x, -x])), id="jacrev of vmap")
+        yield name, lambda f, x, t=transform: t(f)(x)
+        yield f"vmap of {name}", per_example(transform)
+    yield "jacrev of vmap", lambda f, x: func.jacrev(torch.vmap(f))(torch.stack([x, -x]))
 
 
-@pytest.mark.parametrize("transform", list(transforms()))
 @every_differentiable
-def test_func(transform, op, device):
-    """Each transform gives what it gives of torch's own op."""
+def test_func(op, device):
+    """Each transform gives what it gives of torch's own op; calls over other dims take turns."""
     x = torch.arange(1.0, 13.0, dtype=torch.float64, device=device).view(3, 4).sin()
-    for dim, keepdim in ((0, False), (-2, True), ((), False), (1, True), (1, False)):
-        dim = None if op in VARIANCES and dim == () else dim  # with which torch's own derivative is infinite
-        if op.has(x, dim, keepdim) and (keepdim or op not in OPERATIONS):
+    calls = [(0, False), (-2, True), ((), False), (1, True), (1, False)]
+    # with () torch's own derivative of a variance is infinite
+    calls = [(None if op in VARIANCES and dim == () else dim, keepdim) for dim, keepdim in calls]
+    calls = [call for call in calls if op.has(x, *call) and (call[1] or op not in OPERATIONS)]
+    for k, (name, transform) in enumerate(transforms()):
+        for dim, keepdim in rotated(calls, k + k // 2, 2):
             rest = [torch.tensor([0, 1, 3], device=device)] if op in SEGMENTS else tensors(op.around(x, dim))[1:]
             ours, theirs = (
                 transform(lambda x, f=f, d=dim, k=keepdim, r=rest: tensors(f((x, *r) if r else x, d, k))[0], x)
                 for f in (op.function, op.torch)
             )
-            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(ours, theirs, msg=lambda said, n=name: f"{n}: {said}")
 
 
 @pytest.mark.parametrize("source, target", [("float64", "complex128"), ("complex128", "float64")])
@@ -328,23 +346,23 @@ def test_gradcheck_between_real_and_complex(source, target, op, device):
     assert grad.dtype == x.dtype
 
 
-@pytest.mark.parametrize("target", [None, "float8_e5m2", "float16", "float64", "complex32", "complex64"])
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_dtypes(name, target, op, device):
+@walked("name", DIFFERENTIABLE)
+def test_dtypes(name, op, device):
     """The gradient is the result's, in the input's dtype, for every dtype that can have one, float8 too.
 
     A mean's is divided by the count in float32 or wider, and rounded once.
     """
-    x = data((3, 4), name, device=device).requires_grad_()
-    y = op(x, [1], dtype=target and dtype_of(target))
-    assert y.requires_grad and y.dtype == dtype_of(target or model.natural_result(name))
-    given = torch.tensor([1.5, -2.0, 0.25], device=device)
-    (grad,) = torch.autograd.grad(y, x, given.to(y.dtype))
-    wanted = given.to(y.dtype)
-    wanted = wanted.real if wanted.is_complex() and not x.is_complex() else wanted
-    if op.divides:
-        wanted = wanted.to(torch.complex128 if wanted.is_complex() else torch.float64) / 4
-    assert_same_bits(grad, wanted.to(x.dtype).unsqueeze(1).expand(3, 4))
+    for target in (None, "float8_e5m2", "float16", "float64", "complex32", "complex64"):
+        x = data((3, 4), name, device=device).requires_grad_()
+        y = op(x, [1], dtype=target and dtype_of(target))
+        assert y.requires_grad and y.dtype == dtype_of(target or model.natural_result(name))
+        given = torch.tensor([1.5, -2.0, 0.25], device=device)
+        (grad,) = torch.autograd.grad(y, x, given.to(y.dtype))
+        wanted = given.to(y.dtype)
+        wanted = wanted.real if wanted.is_complex() and not x.is_complex() else wanted
+        if op.divides:
+            wanted = wanted.to(torch.complex128 if wanted.is_complex() else torch.float64) / 4
+        assert_same_bits(grad, wanted.to(x.dtype).unsqueeze(1).expand(3, 4), f"{target=}")
 
 
 def assert_same_gradients(op, ours, theirs):
@@ -356,10 +374,9 @@ def assert_same_gradients(op, ours, theirs):
         assert_same_bits(ours, theirs)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_same_as_torch(call, op, device):
+def test_same_as_torch(op, device):
     """Shape and bits of torch's gradients, and the strides of torch.sum's, an expand."""
-    for name in ("float32", "bfloat16", "complex64"):
+    for call, name in itertools.product(CALLS, ("float32", "bfloat16", "complex64")):
         x = data((3, 4, 5), name, device=device).permute(1, 2, 0).requires_grad_()
         given = torch.randn_like(op(x, **call))
         ours, theirs, expanded = (
@@ -369,32 +386,23 @@ def test_same_as_torch(call, op, device):
         assert_same_gradients(op, ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["float32", "float64", "complex64"])
-def test_opinfo_samples(name, op, device):
-    """The gradients of OpInfo's samples are torch's to the bit: zero-size and 0-d inputs are among them."""
-    for sample in opinfo(op.name).sample_inputs(device, dtype_of(name), requires_grad=True):
-        results = [reduce(sample.input, *sample.args, **sample.kwargs) for reduce in (op, op.torch)]
-        given = torch.randn_like(results[0])
-        assert_same_gradients(op, *(torch.autograd.grad(result, sample.input, given)[0] for result in results))
-
-
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_backward_is_a_view(call, op, device):
+def test_backward_is_a_view(op, device):
     """The input's gradient is an expand, no copy: of the result's, or of one division of that. The leading dims need
     not even an unsqueeze."""
-    x = leaf((3, 4, 5), "float32", device)
-    y = op(x, **call)
-    given = torch.ones_like(y)
-    with Calls() as calls:
-        (grad,) = torch.autograd.grad(y, x, given)
-    assert grad.untyped_storage().nbytes() == given.untyped_storage().nbytes()
-    assert op.divides or grad.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
-    assert set(calls.names) <= {"_apply.default", "unsqueeze.default", "expand.default"}
-    assert calls.names.count("_apply.default") == op.divides
-    assert calls.names.count("unsqueeze.default") == (1 if call in (CALLS[4], CALLS[6]) else 0)
+    for call in CALLS:
+        x = leaf((3, 4, 5), "float32", device)
+        y = op(x, **call)
+        given = torch.ones_like(y)
+        with Calls() as calls:
+            (grad,) = torch.autograd.grad(y, x, given)
+        assert grad.untyped_storage().nbytes() == given.untyped_storage().nbytes(), call
+        assert op.divides or grad.untyped_storage().data_ptr() == given.untyped_storage().data_ptr(), call
+        assert set(calls.names) <= {"_apply.default", "unsqueeze.default", "expand.default"}, call
+        assert calls.names.count("_apply.default") == op.divides, call
+        assert calls.names.count("unsqueeze.default") == (1 if call in (CALLS[4], CALLS[6]) else 0), call
 
 
 def test_dtype_is_cast_before_the_expand(op, device):
@@ -461,18 +469,18 @@ def test_as_part_of_a_graph(op, device):
     assert_same_bits(torch.autograd.grad(y.sum(), x)[0], x / 2 if op.divides else 2 * x)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_forward_mode(call, op, device):
+def test_forward_mode(op, device):
     """The tangent is the op of the tangents, to the bit, with dtype= too; integers have none."""
     x, tangent = data((3, 4, 700), "float32", 1, device), data((3, 4, 700), "float32", 2, device)
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, tangent)
-        for dtype in (None, torch.float64, torch.bfloat16, torch.complex64):
-            primal, result = forward_ad.unpack_dual(op(dual, **call, dtype=dtype))
-            assert_same_bits(primal, op(x, **call, dtype=dtype))
-            assert_same_bits(result, op(tangent, **call, dtype=dtype))
-        for target in op.targets("float32", "int64", "bool"):
-            assert forward_ad.unpack_dual(op(dual, **call, dtype=target)).tangent is None
+    for call in CALLS:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, tangent)
+            for dtype in (None, torch.float64, torch.bfloat16, torch.complex64):
+                primal, result = forward_ad.unpack_dual(op(dual, **call, dtype=dtype))
+                assert_same_bits(primal, op(x, **call, dtype=dtype), call)
+                assert_same_bits(result, op(tangent, **call, dtype=dtype), call)
+            for target in op.targets("float32", "int64", "bool"):
+                assert forward_ad.unpack_dual(op(dual, **call, dtype=target)).tangent is None, call
 
 
 # --- torch.func -------------------------------------------------------------------------------------------------------

@@ -498,7 +498,7 @@ def test_batches_of_columns_at_odd_addresses(length, name, cuda):
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "int8", "complex64", "float8_e5m2", "complex128"])
 def test_short_columns_of_every_length(name, cuda):
-    """Whole columns a thread, in vectors, at odd addresses and two apart, also nested: lengths around its batches."""
+    """Whole columns per thread, in vectors, at odd addresses and two apart, also nested: lengths around its batches."""
     for length in (*range(1, 35), *(n + i for n in (64, 128, 256, 512) for i in (-1, 0, 1))):
         x = data((length, 3, 2, 48), name, seed=25)
         y = x.to(cuda)

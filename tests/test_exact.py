@@ -30,6 +30,7 @@ from support import (
     reduced_dims,
     tensor_of,
 )
+from table import rotated
 from test_autocast import without_a_gpu
 from test_layouts import LAYOUTS
 from test_meta import opcheck
@@ -218,29 +219,34 @@ KINDS = list(rows_of("float32", 4))
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def kinds_of(name, n):
+    """Rows of each kind of data that the dtype has, with their places."""
+    rows = rows_of(name, n).items()  # float8_e4m3fn has no infinities
+    return enumerate((kind, x) for kind, x in rows if name != "float8_e4m3fn" or "infinities" not in kind)
+
+
 @pytest.mark.parametrize("name", FLOATING)
-def test_kinds_of_data(name, kind, device):
-    """Each kind of data, as one row, as short rows and as columns, with results of every floating dtype."""
-    x = rows_of(name)[kind].to(device)
-    if name == "float8_e4m3fn" and "infinities" in kind:
-        pytest.skip("it has no infinities")
-    for function, dtype in itertools.product(FUNCTIONS, map(dtype_of, FORMATS)):
-        check(x, dtype=dtype, function=function)
-    short, several = x[: len(x) // 50 * 50].view(-1, 50), x[: len(x) // 20 * 20].view(20, -1)
-    for each in (x[:, None].expand(-1, 3), short, several, several[:, :3], x.repeat(70, 1).t()[:40]):
-        for dim in (0, 1):
-            check(each, dim)
-    check(several, 1, function="mean")
+def test_kinds_of_data(name, device):
+    """Each kind of data, as one row, as short rows and as columns, with results of every floating dtype in turns."""
+    for k, (kind, x) in kinds_of(name, 1501):
+        x = x.to(device)
+        for function, dtype in rotated(itertools.product(FUNCTIONS, FORMATS), k + FLOATING.index(name), 5):
+            check(x, dtype=dtype_of(dtype), function=function, what=f"of {kind}")
+        short, several = x[: len(x) // 50 * 50].view(-1, 50), x[: len(x) // 20 * 20].view(20, -1)
+        for each in (x[:, None].expand(-1, 3), short, several, several[:, :3], x.repeat(70, 1).t()[:40]):
+            for dim in (0, 1):
+                check(each, dim, what=f"of {kind}")
+        check(several, 1, function="mean", what=f"of {kind}")
 
 
-@pytest.mark.parametrize(
-    "n", [1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 1000, 1023, 1024, 1025, 2049, 5000]
-)
+LENGTHS = [1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 1000, 1023, 1024, 1025, 2049, 5000]
+
+
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
-def test_lengths(name, n, device):
+def test_lengths(name, device):
     """Around the ends of vectors and blocks."""
-    for x in (data((n,), name, n, device), patterns((n,), name, n).to(device)):
+    for n, make in itertools.product(LENGTHS, (data, patterns)):
+        x = make((n,), name, n).to(device)
         check(x)
         check(x, function="mean")
         check(torch.stack([x, -x, x.flip(0)]), 1)
@@ -361,41 +367,40 @@ def test_complex_numbers(name, device):
     check(x.conj().imag, 1)
 
 
-@functions
-@pytest.mark.parametrize("name", DTYPES)
-def test_whole_results(name, function, device):
+def test_whole_results(device):
     """Integer and bool results are those of the ordinary function."""
-    x = data((5, 700), name, device=device)
-    for dtype in (torch.int64, torch.int8, torch.bool):
-        if function == "mean" or (function == "nansum" and name not in INTEGER):
-            continue
-        wanted = getattr(torch_reduce, function)(x, 1, dtype=dtype)
-        assert_same_bits(getattr(torch_reduce, function)(x, 1, dtype=dtype, exact=True), wanted)
-        out = torch.empty_like(wanted)
-        assert getattr(torch_reduce, function)(x, 1, dtype=dtype, out=out, exact=True) is out
-        assert_same_bits(out, wanted)
-    if name in INTEGER and function != "mean":
-        assert getattr(torch_reduce, function)(x, exact=True).dtype == torch.int64
+    for function, name in [("sum", name) for name in DTYPES] + [("nansum", name) for name in INTEGER]:
+        call, x = getattr(torch_reduce, function), data((5, 700), name, device=device)
+        for dtype in (torch.int64, torch.int8, torch.bool):
+            wanted = call(x, 1, dtype=dtype)
+            assert_same_bits(call(x, 1, dtype=dtype, exact=True), wanted)
+            out = torch.empty_like(wanted)
+            assert call(x, 1, dtype=dtype, out=out, exact=True) is out
+            assert_same_bits(out, wanted)
+        if name in INTEGER:
+            assert call(x, exact=True).dtype == torch.int64
 
 
 # --- layouts and orders -----------------------------------------------------------------------------------------------
 
 
-def dtypes_and_layouts(layouts):
-    """Pairs of a dtype and each of these layouts: of float32, and of two others in turns."""
-    others = ["float64", "bfloat16", "int64", "float8_e5m2"]
-    pairs = [(name, layout) for k, layout in enumerate(layouts) for name in others[k % 2 :: 2]]
-    return [("float32", layout) for layout in LAYOUTS] + pairs
+OF_LAYOUTS = ["float32", "float64", "bfloat16", "int64", "float8_e5m2"]
 
 
-@pytest.mark.parametrize(("name", "layout"), dtypes_and_layouts(LAYOUTS))
-def test_layouts(name, layout, device):
+def layouts_of(name, device, layouts):
+    """These layouts, each with a view and the dims: of float32 all, of each other dtype a quarter."""
+    for layout in rotated(layouts, OF_LAYOUTS.index(name), 1 if name == "float32" else 4):
+        yield layout, *LAYOUTS[layout](lambda *shape: data(shape, name, 5, device))
+
+
+@pytest.mark.parametrize("name", OF_LAYOUTS)
+def test_layouts(name, device):
     """No layout is special."""
-    view, dims = LAYOUTS[layout](lambda *shape: data(shape, name, 5, device))
-    dtype = torch.float32 if name == "int64" else None
-    check(view, dims, dtype=dtype)
-    check(view, dims, keepdim=True, dtype=dtype, function="mean")
-    check(torch._neg_view(view), dims, dtype=dtype)
+    for layout, view, dims in layouts_of(name, device, LAYOUTS):
+        dtype = torch.float32 if name == "int64" else None
+        check(view, dims, dtype=dtype, what=layout)
+        check(view, dims, keepdim=True, dtype=dtype, function="mean", what=layout)
+        check(torch._neg_view(view), dims, dtype=dtype, what=layout)
 
 
 def test_negated_numbers(device):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torch_reduce
+from support import walked
 from torch_reduce._explain import _explained
 
 H200 = "multiprocessors=132"
@@ -21,7 +22,6 @@ APART = {
     "explain": "it explains",
     "tune": "it runs plans",
 }
-NAMED = ("argmax", "argmin", "max", "min")  # their kernels are named alone
 
 
 def of(*shape, dtype=torch.float32):
@@ -48,11 +48,17 @@ TABLE = ("sum", "mean", "nansum", "prod", "amax", "amin", "any", "all", "count_n
 CALLS = dict.fromkeys(TABLE, ((MATRIX, 1), "outputs 64, elements each 1024")) | ROWS
 CALLS |= {
     "logsumexp": ((MATRIX, 1), "1024"),
+    "argmax": ((MATRIX, 1), "Float -> Long, the first place of the largest\n  outputs 64, elements each 1024"),
+    "argmin": ((MATRIX, 1), "Float -> Long, the first place of the smallest\n  outputs 64, elements each 1024"),
+    "max": ((MATRIX, 1), "argmax\n  Float -> Long"),
+    "min": ((MATRIX, 1), "argmin\n  Float -> Long"),
     "aminmax": ((MATRIX,), "outputs 1, elements each 65536"),
     "vector_norm": ((MATRIX, 2, 1), "outputs 64, elements each 1024"),
     "powsum": ((MATRIX, 2, 1), "outputs 64, elements each 1024"),
     "weighted_sum": ((MATRIX, of(1024), 1), "Float * Float -> Float"),
     "dot": ((of(1024), of(1024)), "Float * Float -> Float"),
+    "quantize": ((MATRIX, torch_reduce.Fp8()), "quantize: 64 rows of 1024 Float -> "),
+    "silu_mul": ((MATRIX, MATRIX), "formula silu of 65536 elements"),
     "segment_softmax": ((MATRIX, OFFSETS), "3 segments of 64 rows of 1024"),
     "index_plan": ((INDEX, 4), "64"),
     "index_add": (ADDED, "4 segments of 64 gathered rows of 1024"),
@@ -66,7 +72,7 @@ CALLS |= {
     "bincount": ((INDEX, of(64)), "64"),
     "gather_plan": ((INDEX, INDEX, 4), "64"),
     "moe_plan": ((EXPERTS, 4), "32"),
-    "moe_dispatch": ((of(16, 8), PLAN), "rows of 8"),
+    "moe_dispatch": ((of(16, 8), PLAN), "rows of"),
     "moe_combine": ((of(32, 8), PLAN), "rows of 8"),
     "get_total_norm": (([of(9), of(5)],), "elements"),
     "clip_grad_norm_": (([of(9).requires_grad_(), of(5).requires_grad_()], 1.0), "elements"),
@@ -99,32 +105,56 @@ def called(name):
 def test_every_function_is_explained():
     """Each public function that takes tensors has a call here, or a reason not to have one."""
     public = {name for name in torch_reduce.__all__ if isinstance(getattr(torch_reduce, name), types.FunctionType)}
-    assert public == {*CALLS, *APART, *NAMED}
-    assert len(public) == len(CALLS) + len(APART) + len(NAMED)
+    assert public == {*CALLS, *APART}
+    assert len(public) == len(CALLS) + len(APART)
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_kernels_that_are_named(name):
-    """They do not run: no plan is said, and whoever takes the result takes zeros."""
-    found = []
-    text = _explained(lambda x: found.append(getattr(torch_reduce, name)(x, 1)), (torch.eye(64).flip(1),), {})
-    assert re.match(r"arg(max|min): a kernel that is not explained", text)
+@pytest.mark.parametrize("name", ["argmax", "argmin", "max", "min"])
+def test_places_of_extrema(name):
+    """They are not computed: whoever takes the result takes zeros. Errors are the function's own, and out= stays."""
+    found, out = [], torch.full((64,), 7)
+    _explained(lambda x: found.append(getattr(torch_reduce, name)(x, 1)), (torch.eye(64).flip(1),), {})
     index = found[0] if name.startswith("arg") else found[0].indices
     assert index.dtype == torch.int64 and not index.any()
     with pytest.raises(NotImplementedError):
         _explained(getattr(torch_reduce, name), (torch.ones(3, 4, dtype=torch.complex64), 1), {})
-
-
-def test_a_named_kernel_into_out():
-    """What the caller gets is its own tensor, as it was."""
-    out = torch.full((64,), 7)
-    assert (
-        torch_reduce.explain(torch_reduce.argmax, torch.eye(64), 1, out=out) == "argmax: a kernel that is not explained"
-    )
+    into = out if name.startswith("arg") else (torch.empty(64), out)
+    assert name in _explained(getattr(torch_reduce, name), (torch.eye(64), 1), dict(out=into))
     assert out.eq(7).all()
 
 
 @pytest.mark.parametrize("gpu", ["", H200], ids=["cpu", "a described H200"])
+def test_last_nodes_of_ranks(gpu):
+    """The private operators that finish what ranks have joined do not run either."""
+    ops, nodes, moments = torch.ops.gpureduce, torch.full((9,), 3.0), torch.full((9, 2), 3.0, dtype=torch.float64)
+    said = "kernel finish_nodes: the results of 9 nodes" if gpu else "9 nodes on 1 thread"
+    for function, args in (
+        (ops._finish, (nodes, "mean", 2, torch.float32)),
+        (ops._finish_moments, (moments, moments[:, 0].clone(), 4, 1.0, True, torch.float64)),
+    ):
+        text = _explained(function, args, {}, gpu)
+        assert said in text and "nothing to launch" not in text, text
+
+
+def test_tables_whose_rows_are_chosen_by_number():
+    """On a GPU kernels of their own copy them and apply formulas to them: words and grids are as launched."""
+    said = lambda function, *args: _explained(getattr(torch_reduce, function), args, {}, H200)  # noqa: E731
+    text = said("moe_dispatch", of(16, 8), PLAN)
+    assert (
+        "kernel copy_rows: words of 16 bytes, 4 per thread, of 32 rows of 32 bytes\n  block: 256 threads; grid 1"
+        in text
+    )
+    text = said("segment_softmax", MATRIX, OFFSETS)
+    assert "kernel number_entries: 4 entries per thread\n  block: 256 threads; grid 1" in text
+    assert "kernel numbered: 4 times 4 elements per thread\n  block: 256 threads; grid 16" in text
+    text = said("segment_softmax", of(64).half(), OFFSETS)
+    assert "kernel numbered: 2 times 8 elements per thread, whose segments it finds in the offsets" in text
+    assert "number_entries" not in text
+    x = of(64, 3).requires_grad_()
+    assert said("segment_softmax", x, OFFSETS).count("4 times 1 element per thread") == 2
+
+
+@walked("gpu", ["", H200])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_said(name, gpu):
     """The problem in words, and launches: threads on the CPU, blocks and a grid on a GPU."""
@@ -137,7 +167,7 @@ def test_what_is_said(name, gpu):
         assert re.search(r"on \d+ thread|cpu", text), text
 
 
-@pytest.mark.parametrize("gpu", ["", H200], ids=["cpu", "a described H200"])
+@walked("gpu", ["", H200])
 @pytest.mark.parametrize("name", EXACT)
 def test_exact(name, gpu):
     """Exact sums say so."""
@@ -150,7 +180,7 @@ def tensors_of(args):
     return [x for x in torch.utils._pytree.tree_flatten(args)[0] if isinstance(x, torch.Tensor)]
 
 
-@pytest.mark.parametrize("gpu", ["", H200], ids=["cpu", "a described H200"])
+@walked("gpu", ["", H200])
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_written(name, gpu):
     """Arguments keep their values, gradients, versions and graphs; out= keeps its size, too."""
@@ -224,7 +254,7 @@ def rows(shape, dtype=torch.float32, gpu=H200, function=torch_reduce.softmax, *a
     kernel, size, threads, count, grid = re.search(
         r"kernel rows, (\w+): (.*)\n  block: (\d+) threads?, (\d+) rows?; grid (\d+)", text
     ).groups()
-    cluster = re.search(r"(\d+) blocks a row as a cluster", text)
+    cluster = re.search(r"(\d+) blocks per row as a cluster", text)
     return kernel, size, int(threads), int(count), int(grid), int(cluster[1]) if cluster else 1
 
 
@@ -321,9 +351,9 @@ def test_kernels_of_segments():
     """Elements side by side, rows that belong to different columns, and what is converted."""
     said = lambda *args, gpu=H200: _explained(torch_reduce.segment_sum, args, {}, gpu)  # noqa: E731
     rows, columns = torch.empty(8, 1 << 20), torch.empty(1 << 16, 256)
-    assert "kernel segment rows: a warp a tile" in said(rows, torch.tensor([0, 1 << 20]), 1)
-    assert "kernel segment columns: 2 columns a thread" in said(columns, torch.tensor([0, 1 << 16]))
-    assert "kernel segment columns: 4 columns a thread" in said(columns.bfloat16(), torch.tensor([0, 1 << 16]))
+    assert "kernel segment rows: a warp per tile" in said(rows, torch.tensor([0, 1 << 20]), 1)
+    assert "kernel segment columns: 2 columns per thread" in said(columns, torch.tensor([0, 1 << 16]))
+    assert "kernel segment columns: 4 columns per thread" in said(columns.bfloat16(), torch.tensor([0, 1 << 16]))
     assert "kernel segment rows, converted" in said(columns.to(torch.float8_e5m2), torch.tensor([0, 1 << 16]))
     assert "kernel segment rows, converted" in said(columns, torch.tensor([0, 1 << 16]), gpu=H200 + ",native=0")
     assert "kernel join_segment_columns" in said(columns, torch.tensor([0, 1 << 16]))
@@ -343,7 +373,8 @@ def test_tiles_of_exact_segments(length, multiprocessors):
     tile, width, threads, grid = map(
         int,
         re.search(
-            r"kernel exact_segments: a warp a tile of (\d+) positions, (\d+) columns?.*\n +block: (\d+) .*; grid (\d+)",
+            r"kernel exact_segments: a warp per tile of (\d+) positions, (\d+) columns?.*\n"
+            r" +block: (\d+) .*; grid (\d+)",
             text,
         ).groups(),
     )

@@ -217,6 +217,28 @@ def test_out(device):
     assert torch.equal(own[:, 0], x.amin(1)) and torch.equal(own[:, 1:], x[:, 1:])
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_results_in_the_same_memory_are_refused(keepdim, device):
+    """One would overwrite the other. torch says so of other functions; its own max fails here, or writes both."""
+    x = data((4, 9), "int64", 12, device)
+    one = torch.arange(8, device=device)
+    before = one.clone()
+    new = lambda: torch.empty(0, dtype=torch.int64, device=device)  # noqa: E731
+    placed = lambda at: one[at : at + 4].view((4, 1) if keepdim else (4,))  # noqa: E731
+    for function in (torch_reduce.max, torch_reduce.min, torch_reduce.aminmax):
+        same, empty = placed(0), new()
+        for out in ((same, same), (same, placed(0)), (same, placed(2)), (empty, empty), (empty, empty[:])):
+            with pytest.raises(RuntimeError, match="refer to a single memory location"):
+                function(x, dim=1, keepdim=keepdim, out=out)
+    assert torch.equal(one, before)
+    side = one[:4], one[4:]
+    torch_reduce.aminmax(x, dim=1, out=side)
+    assert torch.equal(side[0], x.amin(1)) and torch.equal(side[1], x.amax(1))
+    apart = one[::2], one[1::2]  # interleaved, but no element is in both
+    torch_reduce.max(x, 1, out=apart)
+    assert torch.equal(apart[0], x.amax(1)) and torch.equal(apart[1], x.argmax(1))
+
+
 # --- torch's features -------------------------------------------------------------------------------------------------
 
 

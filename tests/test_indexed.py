@@ -12,7 +12,20 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import model
 import torch_reduce
-from support import COMPLEX, DTYPES, INTEGER, MEAN, SUM, assert_same_bits, data, dtype_of, kin, name_of, numpy_of
+from support import (
+    COMPLEX,
+    DTYPES,
+    INTEGER,
+    MEAN,
+    SUM,
+    assert_same_bits,
+    data,
+    dtype_of,
+    kin,
+    name_of,
+    numpy_of,
+    walked,
+)
 from table import WEIGHTED
 from test_autocast import without_a_gpu
 from test_autograd import leaf
@@ -96,12 +109,12 @@ def check(kind, source, index, size, dim=0, *, weight=None, dtype=None):
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
-@every_function
 @pytest.mark.parametrize("name", DTYPES)
+@walked("kind", FUNCTIONS)
 def test_dtypes(name, kind, device):
     """Every dtype, along the first, a middle and the last dim, as a vector and as a view; int32 and int64 indices."""
     if not FUNCTIONS[kind][1].targets(name, None):
-        pytest.skip("not of this dtype")
+        return  # not of this dtype
     for shape, dim in (((90,), 0), ((90, 5), 0), ((3, 90, 4), 1), ((3, 90), -1)):
         index = index_of(90, 7, device)
         source = data(shape, name, seed=3, device=device)
@@ -110,7 +123,7 @@ def test_dtypes(name, kind, device):
     check(kind, data((90, 10), name, device=device)[:, ::2], index, 7)
 
 
-@pytest.mark.parametrize("target", ["float64", "float16", "int64", "bool"])
+@walked("target", ["float64", "float16", "int64", "bool"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int16"])
 def test_results_of_other_dtypes(name, target, device):
     """dtype= chooses the result's dtype; elements are never rounded to it."""
@@ -138,7 +151,7 @@ def test_single_numbers(name, device):
         )
 
 
-@pytest.mark.parametrize("of", ["float32", "float64", "bfloat16", "int32", "bool"])
+@walked("of", ["float32", "float64", "bfloat16", "int32", "bool"])
 @pytest.mark.parametrize("name", ["float32", "float16", "float64", "int64"])
 def test_weights(name, of, device):
     """A weight for each row; each product is rounded once."""
@@ -261,7 +274,7 @@ def expected_added(input, dim, index, source, alpha=1):
     return model.encode(found, {"complex64": "float32", "complex128": "float64"}.get(name, name))
 
 
-@pytest.mark.parametrize("alpha", [1, 3, -2])
+@walked("alpha", [1, 3, -2])
 @pytest.mark.parametrize("name", [*FLOATS, "int32", "int64", "uint8", "bool", "complex64"])
 def test_index_add(name, alpha, device):
     """The model's bits, of all dims; scatter_add has them too, by rows and by elements."""
@@ -430,9 +443,9 @@ BAGS = {  # the offsets, and whether the last one is an end
 }
 
 
-@pytest.mark.parametrize("padding", [None, 4, -8])
+@walked("padding", [None, 4, -8])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max", "weighted"])
-@pytest.mark.parametrize("case", BAGS)
+@walked("case", BAGS)
 def test_bags(case, mode, padding, device):
     """A bag leaves its padding out. Its other rows give the model's bits, and torch's values and gradients."""
     offsets, ends = BAGS[case]
@@ -577,13 +590,13 @@ def has(kind, name):
     return not (name in COMPLEX and kind not in ("sum", "mean")) and not (name in ("bool", "uint64") and kind == "mean")
 
 
-@pytest.mark.parametrize("include_self", [True, False])
-@pytest.mark.parametrize("kind", REDUCTIONS)
+@walked("include_self", [True, False])
+@walked("kind", REDUCTIONS)
 @pytest.mark.parametrize("name", [*FLOATS, "float8_e5m2", "int32", "int64", "uint8", "uint16", "bool", "complex64"])
 def test_index_reduce(name, kind, include_self, device):
     """The model's bits, of all dims; scatter_reduce has them too, by rows and by elements, also of a part."""
     if not has(kind, name):
-        pytest.skip("there is none")
+        return  # there is none
     last = dict(include_self=include_self)
     for shape, dim in (((30,), 0), ((30, 5), 0), ((2, 30, 3), 1), ((3, 30), -1), ((900, 2), 0)):
         n = shape[dim]
@@ -610,7 +623,7 @@ def test_index_reduce(name, kind, include_self, device):
             assert_same_bits(found[:, -1], input[:, -1], where)
 
 
-@pytest.mark.parametrize("include_self", [True, False])
+@walked("include_self", [True, False])
 @pytest.mark.parametrize("kind", REDUCTIONS)
 def test_reduced_as_torch(kind, include_self, device):
     """In float64 and of integers the results are torch's: general scatters, smaller indices, no dims, no entries."""
@@ -665,8 +678,8 @@ def test_strides_of_dims_of_one(name, device):
                     assert ours(x, dim, *last).stride() == theirs(x, dim, *last).stride(), (ours, shape, order, dim)
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("kind", ["amax", "amin"])
+@walked("name", ["float32", "bfloat16", "float64"])
+@walked("kind", ["amax", "amin"])
 def test_reduced_special_numbers(kind, name, device):
     """NaN wins; infinities, zeros of both signs, and outputs without entries keep their bits."""
     special = [-0.0, 0.0, math.inf, -math.inf, math.nan, 1.0]
@@ -682,8 +695,8 @@ def test_reduced_special_numbers(kind, name, device):
             assert_same_bits(input.scatter_reduce(0, index, source, kind, include_self=include_self), wanted)
 
 
-@pytest.mark.parametrize("include_self", [True, False])
-@pytest.mark.parametrize("kind", REDUCTIONS)
+@walked("include_self", [True, False])
+@walked("kind", REDUCTIONS)
 def test_reduced_gradients_as_torch(kind, include_self, device):
     """With ties, zeros in products, and outputs without entries: torch's gradients."""
     index = index_of(36, 5, device).view(12, 3) % torch.tensor([2, 5, 4], device=device)

@@ -20,7 +20,7 @@ import torch
 from torch.library import opcheck
 
 import torch_reduce
-from support import data
+from support import data, walked
 from test_large import needs
 from torch_reduce import ladder
 from torch_reduce.ladder import _climb, _figures, _program
@@ -99,7 +99,7 @@ def with_blocks(rungs):
     return pytest.mark.parametrize(("rung", "block"), pairs, ids=[f"{rung.name}-{block}" for rung, block in pairs])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@walked("dtype", DTYPES)
 @with_blocks(SUMS)
 def test_sum(rung, dtype, block):
     """Every rung sums every dtype at the sizes where blocks and tiles begin and end, for every block."""
@@ -110,14 +110,14 @@ def test_sum(rung, dtype, block):
             assert_sum(rung, data((n,), dtype, seed=n, device=device), chosen, elements)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 31, 33, 1000, 5003, 65537])
+@walked("dtype", DTYPES)
+@walked("n", [0, 1, 2, 3, 5, 31, 33, 1000, 5003, 65537])
 def test_sum_on_the_host(dtype, n):
     """The recursive sum on the CPU, at odd sizes as well, where the lesson loses an element."""
     assert_sum(RUNGS["host_recursive"], data((n,), dtype, seed=n))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@walked("dtype", DTYPES)
 @pytest.mark.parametrize("rung", SUMS, ids=ids)
 def test_large_sum(rung, dtype):
     """2^24 + 1 and 3 million elements: several passes, and many blocks in flight."""
@@ -128,7 +128,7 @@ def test_large_sum(rung, dtype):
         assert_sum(rung, x)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@walked("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("rung", SUMS, ids=ids)
 def test_huge_sum(rung, dtype):
     """2^30 + 1 elements: indices have 64 bits. Compared on the GPU; each million has the same elements."""
@@ -181,8 +181,8 @@ def test_exact_sum(block, dtype, cuda):
 REFERENCE = {"product": torch.prod, "max": torch.max, "min": torch.min}
 
 
-@pytest.mark.parametrize("op", REFERENCE)
-@pytest.mark.parametrize("dtype", DTYPES)
+@walked("op", REFERENCE)
+@walked("dtype", DTYPES)
 @pytest.mark.parametrize("rung", [rung for rung in SUMS if len(rung.ops) > 1], ids=ids)
 def test_other_ops(rung, dtype, op):
     """Product, max and min, where the rung has them: exactly. The products are of powers of two, or wrap."""

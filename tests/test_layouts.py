@@ -1,5 +1,6 @@
 """Every dtype in every layout, bit for bit: no layout is special, and none is copied into another first."""
 
+import itertools
 import pathlib
 import sys
 
@@ -8,8 +9,8 @@ import torch
 
 import model
 import torch_reduce
-from support import DTYPES, EVERY, INSTRUCTIONS, assert_same_bits, check, data, instruction_sets, python, taken
-from table import CASES, VARIANCES
+from support import DTYPES, EVERY, INSTRUCTIONS, assert_same_bits, check, data, instruction_sets, python
+from table import CASES, VARIANCES, rotated
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
@@ -69,14 +70,14 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("name", DTYPES)
-def test_layout(name, layout, device):
+def test_layout(name, device):
     """The model's bits, with and without keepdim, also where the result is narrower or wider than the input."""
-    tensor, dims = LAYOUTS[layout](lambda *shape: data(shape, name, seed=1, device=device))
-    check(tensor, dims or None)
     target = torch.float64 if name in model.INTEGER else torch.float16 if name in model.FLOATING else torch.complex128
-    check(tensor, dims or None, True, target)
+    for layout, view in LAYOUTS.items():
+        tensor, dims = view(lambda *shape: data(shape, name, seed=1, device=device))
+        check(tensor, dims or None, what=layout)
+        check(tensor, dims or None, True, target, what=layout)
 
 
 def test_promise_about_layouts(device):
@@ -102,15 +103,16 @@ def test_promise_about_layouts(device):
 PIECES = {*range(1, 18), 49, 100, 196, 784} | {2**p + d for p in (5, 6, 7, 8, 9, 10, 12) for d in (-1, 0, 1)}
 
 
-@pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("op", CASES[1:], ids=str)
-def test_layout_of_other_operations(op, layout, device):
-    """The others share the sum's kernels: dtypes of every accumulator and size show that each finishes everywhere."""
+def test_layout_of_other_operations(op, device):
+    """The others share the sum's kernels: each finishes in every layout, of some of the dtypes of every accumulator."""
     names = ["float32", "bfloat16", "complex128", "uint8", "int64"] + ["float64", "float8_e4m3fn"] * (op in VARIANCES)
     calls = [(name, None) for name in names if op.takes(name)]
-    for name, dtype in calls + [("int32", torch.float32)] * (op.has_dtype and op.takes("int32", torch.float32)):
-        tensor, dims = LAYOUTS[layout](lambda *shape, name=name: op.elements(shape, name, 1, device))
-        op.check_view(tensor, dims or None, dtype=dtype)
+    calls += [("int32", torch.float32)] * (op.has_dtype and op.takes("int32", torch.float32))
+    for k, (name, dtype) in enumerate(calls):
+        for layout in rotated(LAYOUTS, CASES.index(op) + k, min(3, len(calls))):
+            tensor, dims = LAYOUTS[layout](lambda *shape, name=name: op.elements(shape, name, 1, device))
+            op.check_view(tensor, dims or None, dtype=dtype, what=f"of {name}, {layout}")
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64", "complex64", "int32"])
@@ -126,32 +128,36 @@ def test_pieces_of_every_length(name, device):
                 check(x[:, :, 1 : length + 1], dim)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64", "complex64", "complex128", "int8"])
-def test_rows_in_pieces(name, threads, device, set_threads):
+def test_rows_in_pieces(name, device, set_threads):
     """Rows with their pieces side by side: more than are summed together, several tiles, splits, nested dims; from a
-    core's cache, and from memory."""
-    set_threads(threads)
-    for shape, dims in (
-        ((23, 19, 196), [0, 2]),
-        ((47, 11, 17), [0, 2]),
-        ((9, 5, 8, 6, 66), [0, 2, 4]),
-        ((700, 3, 49), [0, 2]),
-        ((700, 9, 49), [0, 2]),
-        ((2800, 9, 49), [0, 2]),
-        ((160, 9, 196), [0, 2]),
-        ((700, 9, 196), [0, 2]),
-        ((8000, 9, 17), [0, 2]),
-        ((10, 17, 511), [0, 2]),
-        ((400, 6, 511), [0, 2]),
-        ((9, 37, 600), [0, 2]),
-        ((5, 3, 1023), [0, 2]),
-    ):
+    core's cache, and from memory; on any number of threads."""
+    shapes = [
+        (23, 19, 196),
+        (47, 11, 17),
+        (9, 5, 8, 6, 66),
+        (700, 3, 49),
+        (700, 9, 49),
+        (2800, 9, 49),
+        (160, 9, 196),
+        (700, 9, 196),
+        (8000, 9, 17),
+        (10, 17, 511),
+        (400, 6, 511),
+        (9, 37, 600),
+        (5, 3, 1023),
+    ]
+    for k, shape in enumerate(shapes, DTYPES.index(name)):
+        dims = list(range(0, len(shape), 2))
         x = data((*shape[:-1], shape[-1] + 3), name, seed=11, device=device)
         if name != "int8":
             x[..., 0] = x[..., shape[-1] + 1 :] = float("nan")
-        check(x[..., 1 : shape[-1] + 1], dims)
-        check(data(shape, name, seed=12, device=device), dims)
+        for view in rotated((x[..., 1 : shape[-1] + 1], data(shape, name, seed=12, device=device)), k, 2):
+            set_threads(2)
+            wanted = check(view, dims)
+            for threads in (1, 5) if device == "cpu" else ():
+                set_threads(threads)
+                assert_same_bits(torch.ops.gpureduce.sum(view, dims), wanted, f"{shape} with {threads} threads")
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "complex64", "float8_e5m2"])
@@ -177,22 +183,15 @@ def test_many_columns(name, device, set_threads):
 HERE = pathlib.Path(__file__).parent
 
 
-# What runs with each instruction set: tests of a sum, and of the others.
+# What runs with each instruction set: tests of a sum, of the others, and of rows.
 OF_INSTRUCTIONS = {
-    "sum": {
-        "layouts": ["layout", "pieces_of_every_length", "rows_in_pieces", "many_columns"],
-        "order": ["pinned_results", "every_length_as_rows_and_columns"],
-    },
-    "others": {
-        "layouts": ["layout_of_other_operations"],
-        "bits": ["special_numbers", "pinned_results"],
-        "norms": ["largest_keeps_nan"],
-        "segment": ["every_length", "mixed_lengths"],
-    },
-    "rows": {
-        "rows": ["pinned_rows", "layouts", "special_rows"],
-        "losses": ["log_prob"],
-    },
+    "layouts": ["layout", "pieces_of_every_length", "rows_in_pieces", "many_columns", "layout_of_other_operations"],
+    "order": ["pinned_results", "every_length_as_rows_and_columns"],
+    "bits": ["special_numbers", "pinned_results"],
+    "norms": ["largest_keeps_nan"],
+    "segment": ["every_length", "mixed_lengths"],
+    "rows": ["pinned_rows", "layouts", "special_rows"],
+    "losses": ["log_prob"],
 }
 
 
@@ -200,14 +199,12 @@ OF_INSTRUCTIONS = {
 LIKE_OTHERS = ["uint16", "uint32", "uint64", "complex32"]
 
 
-@pytest.mark.parametrize("which", OF_INSTRUCTIONS)
 @instruction_sets(*INSTRUCTIONS)
-def test_every_instruction_set(instructions, which):
+def test_every_instruction_set(instructions):
     """The CPU's kernels for each instruction set but the one that these tests run with by themselves."""
     if torch.backends.cpu.get_cpu_capability().lower() == instructions:
         pytest.skip("these tests run with it by themselves")
-    chosen = OF_INSTRUCTIONS[which].items()
-    tests = [f"{HERE}/test_{file}.py::test_{test}" for file, names in chosen for test in names]
+    tests = [f"{HERE}/test_{file}.py::test_{test}" for file, names in OF_INSTRUCTIONS.items() for test in names]
     only = f"cpu and not ({' or '.join(LIKE_OTHERS)})"
     command = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", only, *tests)
     python(*command, ATEN_CPU_CAPABILITY=instructions)
@@ -235,22 +232,13 @@ def test_many_dims(name, device):
     check(many)
 
 
-def test_bytes_of_bool(device):
-    """Any byte but zero is true, as a view of other bytes makes it."""
-    x = torch.arange(512, dtype=torch.int16, device=device).to(torch.uint8).view(torch.bool)
-    assert int(torch.ops.gpureduce.sum(x)) == 510
-    assert int(torch.ops.gpureduce.sum(x.view(2, 256), 1)[1]) == 255
-    assert bool(torch.ops.gpureduce.sum(x[2:3], dtype=torch.bool))
-
-
-@pytest.mark.parametrize("op, name", taken("float32", "int8", "bfloat16", operations=EVERY), ids=str)
-@pytest.mark.parametrize("dim", [(0, 2), (1, 3), (2,), (0, 1, 2, 3)])
-def test_output_strides_are_contiguous(op, name, dim, device):
+@pytest.mark.parametrize("op", EVERY, ids=str)
+def test_output_strides_are_contiguous(op, device):
     """Whatever the input's layout, a new result is contiguous, as torch's."""
     for x in (
-        data((3, 4, 5, 6), name, device=device).permute(2, 0, 3, 1),
-        data((3, 4, 5, 6), name, device=device).to(memory_format=torch.channels_last),
-        data((1, 4, 1, 6), name, device=device).expand(3, 4, 5, 6),
+        data((3, 4, 5, 6), "float32", device=device).permute(2, 0, 3, 1),
+        data((3, 4, 5, 6), "bfloat16", device=device).to(memory_format=torch.channels_last),
+        data((1, 4, 1, 6), "float32", device=device).expand(3, 4, 5, 6),
     ):
-        for keepdim in (False, True):
+        for dim, keepdim in itertools.product([(0, 2), (1, 3), (2,), (0, 1, 2, 3)], (False, True)):
             assert op.check(x, dim, keepdim).stride() == op.torch(x, dim, keepdim).stride()

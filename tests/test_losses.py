@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import model
 import torch_reduce
-from support import Largest, assert_same_bits, dtype_of
+from support import Largest, assert_same_bits, dtype_of, walked
 from test_rows import numbers, random, result
 
 OPS = torch.ops.gpureduce
@@ -36,7 +36,7 @@ def wide(dtype):
 
 
 @pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize("length", [1, 2, 7, 8, 100, 513, 1024, 4100, 50_257, 151_936, 300_001])
+@walked("length", [1, 2, 7, 8, 100, 513, 1024, 4100, 50_257, 151_936, 300_001])
 def test_log_prob(length, name, device):
     """The bits of log_softmax at the targets, and its gradient's."""
     rows = max(2, min(37, 40_000 // length))
@@ -90,7 +90,7 @@ def several(rows, count, classes, device):
 
 
 @pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize(("length", "count"), [(1, 3), (5, 40), (7, 0), (300, 1), (300, 600), (4100, 20)])
+@walked("length, count", [(1, 3), (5, 40), (7, 0), (300, 1), (300, 600), (4100, 20)])
 def test_several_targets(length, count, name, device):
     """Each result has the bits of a call with one target, and the gradient has the model's."""
     x, target = random((4, length), name, 60, device).requires_grad_(), several(4, count, length, device)
@@ -195,8 +195,8 @@ def test_errors_of_several_targets(device):
 # --- cross_entropy ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(9,), (5, 9), (5, 9, 4), (5, 9, 2, 3)], ids=str)
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@walked("shape", [(9,), (5, 9), (5, 9, 4), (5, 9, 2, 3)])
+@walked("reduction", ["none", "mean", "sum"])
 def test_cross_entropy(reduction, shape, device):
     """torch's loss in all its forms, and its gradient."""
     classes = shape[0] if len(shape) == 1 else shape[1]

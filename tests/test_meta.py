@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from support import DTYPES, OPERATIONS, assert_same_bits, data, dtype_of
-from table import CASES, SEGMENTS, VARIANCES, every_case, gradients, leaves, taken, taken_by_all, tensors
+from table import CASES, SEGMENTS, VARIANCES, every_case, gradients, leaves, place, rotated, taken_by_all, tensors
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Casting complex values", "ignore:ComplexHalf support", "ignore:.*degrees of freedom"
@@ -48,19 +48,24 @@ def placed(x, device):
     return tree_map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), x)
 
 
-@taken(*DTYPES)
-def test_meta_tensors(op, name):
-    """A meta tensor's result is described as the CPU's is, whatever the layout; the result's dtype is the model's."""
-    x = data((3, 4, 5), name)
-    for view in (x, x.permute(2, 0, 1), x[:, ::2], x[:, :0], x[:1].expand(6, 4, 5)):
-        for inputs, call in calls_of(op, view, name):
-            for ours, real in zip(*(tensors(op(t, **call)) for t in (placed(inputs, "meta"), inputs)), strict=True):
-                assert (ours.device.type, ours.dtype) == ("meta", real.dtype)
-                assert (ours.shape, ours.stride()) == (real.shape, real.stride())
-    for dtype in op.targets(name, None, *DTYPES) if op.has_dtype else [None]:
-        for place, inputs in itertools.product(("cpu", "meta"), [op.around(x, -1)]):
-            result = op(tree_map(lambda t, place=place: t.to(place), inputs), -1, dtype=dtype)
-            assert {t.dtype for t in tensors(result)} == {dtype_of(op.result(name, dtype))}
+@every_case
+def test_meta_tensors(op):
+    """A meta tensor's result is described as the CPU's is, whatever the layout; the result's dtype is the model's.
+
+    Layouts take turns with dtypes.
+    """
+    for name in filter(op.takes, DTYPES):
+        x = data((3, 4, 5), name)
+        views = (x, x.permute(2, 0, 1), x[:, ::2], x[:, :0], x[:1].expand(6, 4, 5))
+        for view in rotated(views, place(op, name), 5):
+            for inputs, call in calls_of(op, view, name):
+                for ours, real in zip(*(tensors(op(t, **call)) for t in (placed(inputs, "meta"), inputs)), strict=True):
+                    assert (ours.device.type, ours.dtype) == ("meta", real.dtype), name
+                    assert (ours.shape, ours.stride()) == (real.shape, real.stride()), name
+        for dtype in op.targets(name, None, *DTYPES) if op.has_dtype else [None]:
+            for device, inputs in itertools.product(("cpu", "meta"), [op.around(x, -1)]):
+                result = op(tree_map(lambda t, device=device: t.to(device), inputs), -1, dtype=dtype)
+                assert {t.dtype for t in tensors(result)} == {dtype_of(op.result(name, dtype))}, name
 
 
 @every_case
@@ -119,25 +124,27 @@ def test_fake_tensors(op, device):
             assert any(same_description(each, one) for one in tensors(real))
 
 
-@pytest.mark.parametrize("dim", [None, [0], [1], [-1], [0, 2], [2, 1, 0]], ids=str)
+def doubled(op, dim, keepdim):
+    return lambda x: tree_map(lambda y: y * 2, op(x, dim, keepdim))
+
+
 @every_case
-def test_symbolic_sizes(dim, op, device):
+def test_symbolic_sizes(op, device):
     """A trace with symbolic sizes holds for other sizes, without guards on the first ones.
 
     Of segments the only guard is torch's own, that there are several; an extremum asks for elements.
     """
     keepdim = op not in SEGMENTS
     x = op.elements((3, 4, 5), "float32", 1, device)
-    if not op.has(x, dim, keepdim):
-        pytest.skip("segments are of the first or the last dim")
-    function = lambda x: tree_map(lambda y: y * 2, op(x, dim, keepdim))  # noqa: E731
-    traced = make_fx(function, tracing_mode="symbolic")(op.around(x, dim))
-    assert "gpureduce." in str(traced.graph)
-    guards = [str(guard.expr) for guard in traced.shape_env.guards]
-    assert op.empty is None or all(op in SEGMENTS and re.fullmatch(r"Ne\(s\d+ - 1, 1\)", g) for g in guards), guards
-    for shape in ((3, 4, 5), (7, 2, 9), (40, 30, 20)):
-        inputs = op.inputs(shape, "float32", 1, device, dim)
-        assert_same_bits(traced(inputs), function(inputs))
+    for dim in [[0], [-1]] if op in SEGMENTS else rotated([None, [0], [1], [0, 2], [-1], [2, 1, 0]], CASES.index(op)):
+        function = doubled(op, dim, keepdim)
+        traced = make_fx(function, tracing_mode="symbolic")(op.around(x, dim))
+        assert "gpureduce." in str(traced.graph)
+        guards = [str(guard.expr) for guard in traced.shape_env.guards]
+        assert op.empty is None or all(op in SEGMENTS and re.fullmatch(r"Ne\(s\d+ - 1, 1\)", g) for g in guards), guards
+        for shape in ((3, 4, 5), (7, 2, 9), (40, 30, 20)):
+            inputs = op.inputs(shape, "float32", 1, device, dim)
+            assert_same_bits(traced(inputs), function(inputs), f"{dim=}")
 
 
 @every_case
@@ -164,9 +171,20 @@ def test_export_with_dynamic_shapes(op, device):
 # --- opcheck ----------------------------------------------------------------------------------------------------------
 
 
+traced = set()  # the operators, and which of their arguments required a gradient
+
+
 def opcheck(op, args, kwargs=None):
-    """torch.library.opcheck; its schema check needs torch.allclose, and is left out for dtypes that has not."""
-    checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    """torch.library.opcheck; its schema check needs torch.allclose, and is left out for dtypes that has not.
+
+    What takes the longest, a trace through AOTAutograd, is made once for an operator and arguments that require
+    gradients.
+    """
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    case = op, tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+    if case not in traced:
+        traced.add(case)
+        checks.append("test_aot_dispatch_dynamic")
     results = [args[0], *tree_leaves(op(*args, **(kwargs or {})))]
     try:
         known = all(torch.allclose(x, x, equal_nan=True) is not None for x in results)
@@ -183,7 +201,7 @@ def of_numbers(op, x, dim):
 REPRESENTATIVE = ["float32", "bfloat16", "complex64", "float8_e5m2", "int8"]
 
 
-@taken_by_all("float32", others=DTYPES)  # test_meta_tensors has all dtypes of all
+@taken_by_all("float32", others=REPRESENTATIVE)  # test_meta_tensors has all dtypes of all
 def test_opcheck(op, name, device):
     """torch.library.opcheck: schema, fake kernel, autograd's registration, and tracing through AOTAutograd."""
     x = op.elements((3, 4, 5), name, 73, device)
@@ -207,11 +225,9 @@ def test_opcheck(op, name, device):
         opcheck(op.operator.default, args, named | dict(dtype=dtype))
 
 
-@taken_by_all("float32", others=REPRESENTATIVE)
+@taken_by_all("float32", others=REPRESENTATIVE, cases=WITH_OUT)
 def test_opcheck_of_out(op, name, device):
     """torch.library.opcheck of the out= overload."""
-    if not op.has_out:
-        pytest.skip("has no out=")
     x = op.elements((3, 4, 5), name, 73, device)
     for dim, keepdim in ([0], False), (None, False), ([0, 2], True):
         if op.has(x, dim, keepdim) and (
@@ -258,11 +274,9 @@ def test_compile(op, name, device):
                 assert_same_bits(a, b)
 
 
-@every_case
+@pytest.mark.parametrize("op", WITH_OUT, ids=str)
 def test_compile_with_out(op, device):
     """A call with out= compiles, and writes out."""
-    if not op.has_out:
-        pytest.skip("has no out=")
     torch._dynamo.reset()
     reduce = op.function
 
@@ -278,17 +292,18 @@ def test_compile_with_out(op, device):
     assert_same_bits(result, out + 1)
 
 
-@taken("float32", "bfloat16", "complex64", "float8_e5m2", cases=[op for op in WITH_OUT if op not in VARIANCES])
-def test_functionalized_out(op, name, device):
+@pytest.mark.parametrize("op", [op for op in WITH_OUT if op not in VARIANCES], ids=str)
+def test_functionalized_out(op, device):
     """The dispatcher's out= under torch.func.functionalize, as AOTAutograd has it."""
-    inputs = op.inputs((3, 40), name, 84, device, 1)
-    wanted = op(inputs, 1)
-    out = torch.zeros_like(wanted)
 
     def function(x, out):
         args, named = op.arguments(x, [1])
         op.schema(*args, **named, out=out)
         return out.clone()
 
-    assert_same_bits(torch.func.functionalize(function)(inputs, out), wanted)
-    assert_same_bits(out, wanted)
+    for name in filter(op.takes, ("float32", "bfloat16", "complex64", "float8_e5m2")):
+        inputs = op.inputs((3, 40), name, 84, device, 1)
+        wanted = op(inputs, 1)
+        out = torch.zeros_like(wanted)
+        assert_same_bits(torch.func.functionalize(function)(inputs, out), wanted, name)
+        assert_same_bits(out, wanted, name)

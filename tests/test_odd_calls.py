@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_reduce
-from support import dtype_of
+from support import dtype_of, walked
 
 
 def of_power(function, ord):
@@ -345,8 +345,8 @@ VECTORS = {
 }
 
 
-@pytest.mark.parametrize("result", [None, *OUTS])
-@pytest.mark.parametrize("label", VECTORS)
+@walked("result", [None, *OUTS])
+@walked("label", VECTORS)
 def test_dot(label, result, device):
     """Vectors of floats, and every dtype of out: torch's outcome."""
 

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from support import DTYPES, POWERS, assert_same_bits, data, dtype_of, python
+from support import DTYPES, POWERS, assert_same_bits, data, dtype_of, python, walked
 from torch_reduce import _operations
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -89,8 +89,8 @@ def test_nodes_and_results(device):
     assert tried > 300
 
 
-@pytest.mark.parametrize("root", [False, True])
-@pytest.mark.parametrize("correction", [0.0, 1.0, 2.5, 5000.0])
+@walked("root", [False, True])
+@walked("correction", [0.0, 1.0, 2.5, 5000.0])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64", "float8_e5m2"])
 def test_moments(name, correction, root, device):
     """A variance and a mean of the sums of differences and of their squares have the bits of var_mean."""

@@ -448,7 +448,7 @@ def test_private_operators_check_what_they_read(device):
         ("float32 or float64", lambda: OPS._finish_rows(ones, ones, "softmax", 5, 0.0, torch.float16)),
         ("float32 or float64", lambda: OPS._finish_rows(ones, ones, "softmax", 5, 0.0, torch.bool)),
         ("expected 4 numbers", lambda: OPS._finish_rows(ones, few, "softmax", 5, 0.0, torch.float32)),
-        ("has means", lambda: OPS._finish_rows(ones, None, "layer_norm", 5, 0.0, torch.float32)),
+        ("has two sums", lambda: OPS._finish_rows(ones, None, "layer_norm", 5, 0.0, torch.float32)),
         ("r: expected a number", lambda: OPS._rms_norm_backward(x, x, 1, few, None, 0.0, [True, True])),
         ("mean: expected a number", lambda: OPS._layer_norm_backward(x, x, 1, few, ones, None, None, 0.0, [True] * 3)),
         ("m: expected a number", lambda: OPS._log_prob_backward(ones, x, ones.long(), 1, -100, few, ones)),

@@ -22,6 +22,8 @@ DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglo
 PAGES = ["README.md", "CONTRIBUTING.md", *DOCS]
 MEASURED = re.compile(r"\d[\d,.]* ?(?:µs|ms\b|GB/s|TB/s)|\d[\d,.]*%(?! \d)|\d\.\d+ ?×")
 LONGEST = {"by hand": 120, "made": 200}
+FIRST = "README.md"  # which is read in a window of GitHub, or of an editor beside others
+WIDEST = {"row": 120, "code": 96}
 HARD = {  # what makes a sentence hard to read, and an example
     r"(?:that|those) of\b": "the order is that of sums",
     r"of (?:which|whose)\b": "rows, of which two are empty",
@@ -72,6 +74,21 @@ def long_lines(text, longest):
     return [line for line in text.splitlines() if len(line) > longest and not line.startswith(("|", "!["))]
 
 
+def wide(text):
+    """Rows of tables and lines of code that a window is too narrow for."""
+    rows = [line for line in text.splitlines() if line.startswith("|") and len(line) > WIDEST["row"]]
+    code = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    return rows + [line for line in code.splitlines() if len(line) > WIDEST["code"]]
+
+
+def undefined(text):
+    """References of the form [`name`] or [name] of a table that no line defines."""
+    defined = set(re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE))
+    named = set(re.findall(r"\[(`\w+`)\](?![(\[:])", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)))
+    cells = [line for line in text.splitlines() if line.startswith("| [")]
+    return (named | set(re.findall(r"\[(\w+)\](?![(\[:])", "\n".join(cells)))) - defined
+
+
 def hard_phrases(text):
     """The phrases of HARD in a text, with a few words around each."""
     words = " ".join(re.sub(r"`[^`]*`", "code", text).split())
@@ -82,7 +99,8 @@ def hard_phrases(text):
 def dead_links(page, text):
     """Links to files of the project that are not there, and to headings of a page that it does not have."""
     dead = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+    links = re.findall(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+    for link in map("".join, links):
         if ":" in link:
             continue
         name, _, anchor = link.partition("#")
@@ -144,6 +162,23 @@ def test_lines(page):
     """No line is longer than a screen is wide, and no line that people write is longer than 120 characters."""
     assert not long_lines(text_of(page), LONGEST["made"])
     assert not long_lines(not_made(text_of(page)), LONGEST["by hand"])
+
+
+def test_first_page():
+    """README fits a window, and links each public function that it does not describe itself to its section."""
+    text = text_of(FIRST)
+    assert not wide(text) and not undefined(text)
+    functions = {name for name in torch_reduce.__all__ if callable(getattr(torch_reduce, name)) and name.islower()}
+    linked = set(re.findall(r"^\[`(\w+)`\]: docs/reference.md#torch_reduce\1$", text, re.MULTILINE))
+    in_place = {"index_add_", "index_reduce_"}
+    assert functions - linked == in_place and linked <= functions
+
+
+def test_index_of_pages():
+    """docs/README.md has a line for each page."""
+    listed = re.findall(r"^\d+\. \[[^]]*\]\(([^)#]+)", text_of("docs/README.md"), re.MULTILINE)
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md", "reference.md"}
+    assert pages <= set(listed)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -220,8 +255,8 @@ def test_code(page, device, monkeypatch):
 
 
 def test_first_screen(capsys):
-    """README's first lines print what it says: torch.sum has two results for one column, and torch_reduce.sum one."""
-    code, says = (blocks(text_of("README.md"), language)[0] for language in ("python", ""))
+    """README's first code prints what it says: torch.sum has two results for one column, and torch_reduce.sum one."""
+    code, says = (blocks(text_of(FIRST), language)[0] for language in ("python", "text"))
     exec(compile(code, "README.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert len(set(printed[1].split())) == 1 and len(says.split()) == 4 and len(set(says.splitlines()[0].split())) == 2
@@ -238,6 +273,9 @@ def test_checks_see_faults():
     assert by_hand("<!-- ladder:chapter 1 -->\n3 µs\n<!-- /ladder:chapter 1 -->\nb").split() == ["b"]
     assert MEASURED.search("it takes 33.5 µs") and MEASURED.search("1.23× as fast") and not MEASURED.search("above 1×")
     assert long_lines("x" * 201, 200) and not long_lines("|" + "x" * 300, 200) and not long_lines("x" * 200, 200)
+    assert wide("|" + "x" * 120) and wide("```\n" + "x" * 97 + "\n```\n") and not wide("x" * 200 + "\n|" + "x" * 119)
+    assert undefined("[`f`] [`g`](h.md)\n| [page] | [`k`] |\n[`k`]: a.md") == {"`f`", "page"}
+    assert dead_links("README.md", "[`f`]: docs/none.md") == ["docs/none.md"]
     assert not_made("```\nlong\n```\n") and not by_hand("```\nlong\n```\n").strip()
     assert all(hard_phrases(example) for example in HARD.values()) and hard_phrases("the order is that\nof sums")
     assert not hard_phrases("It is so short that it fits, so it is rounded. `that of`")

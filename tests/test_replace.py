@@ -854,6 +854,21 @@ def test_rows_have_gradients(name, device):
         assert_same_bits(a, b)
 
 
+def test_masked_rows(device):
+    """The softmax of attention, which gives 0 where all elements of a row are masked, has our bits and our gradient."""
+    x, grad = data((64, 300), "float32", device=device) / 4096, data((64, 300), "float32", seed=2, device=device)
+    there = torch.arange(64, device=device)[:, None] % 3 > 0
+    x = torch.where(there, x, -torch.inf).requires_grad_()
+    with torch_reduce.replace("softmax", device):
+        y = torch.ops.aten._safe_softmax(x, 1)
+        (found,) = torch.autograd.grad(y, x, grad)
+    assert_same_bits(y.detach(), torch.where(there, torch_reduce.softmax(x, 1), 0.0).detach())
+    own = x.detach()[there[:, 0]].requires_grad_()
+    (wanted,) = torch.autograd.grad(torch_reduce.softmax(own, 1), own, grad[there[:, 0]])
+    assert_same_bits(found[there[:, 0]], wanted)
+    assert not found[~there[:, 0]].any()
+
+
 FORMS = {
     "rows": ((700, 130), {}),
     "ignored": ((700, 130), dict(ignore_index=7)),

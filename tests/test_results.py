@@ -74,8 +74,8 @@ def test_table_of_functions_says_when_it_is_old():
     others = [results | {"gpu": "another", "sources": results["sources"] | {"cuda": "1" * 64}}]
     fresh = [results | {"sources": results["sources"] | now}]
     text = "\n".join(family_report.summary(fresh + others, ROOT))
-    assert "eager, NVIDIA" in text and "another" not in text  # measured on today's sources, and not
-    assert "eager, another" in "\n".join(family_report.summary(others, ROOT))
+    assert "eager torch, NVIDIA" in text and "another" not in text  # measured on today's sources, and not
+    assert "eager torch, another" in "\n".join(family_report.summary(others, ROOT))
 
 
 PLACE = {"gpu": "a GPU", "driver": "1", "cuda": "13.0", "date": "2026-11-25", "torch": "2.11.0"}
@@ -89,7 +89,34 @@ def test_table_of_functions_compares_with_the_fastest_way():
     lists = {"lists": [{"powsum": {"us": 2.0}, "torch powsum": {"us": 5.0}}]}
     assert family_report.ratios_of(lists, "powsum") == [(2.5, None)]
     text = "\n".join(family_report.summary([PLACE | {"rows": [{"us": segments}], "columns": []}], ROOT))
-    assert "| 2.00 (2.00 to 2.00) | not measured |" in text
+    assert "`segment_mean`, beside the fastest of torch's ways: 2.00 (2.00 to 2.00) × eager torch, a GPU." in text
+    assert "| functions |" not in text  # as no function was measured beside both rivals
+    kin = [{"operation": "prod", "us": 1.0, "torch_us": 3.0, "compiled_us": 2.0}]
+    text = "\n".join(family_report.summary([PLACE | {"kin": kin}], ROOT))
+    assert "| `prod` | 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) |" in text and "`nansum`" not in text
+
+
+def test_no_cell_is_empty():
+    """Rows that lack cells have tables without these columns, and each row is in one."""
+    rows = [["a", "1", "2"], ["b", "", "3"], ["c", "4", "5"]]
+    assert report.table(["x", "y", "z"], rows) == [
+        *("| x | y | z |", "| :-- | --: | --: |", "| a | 1 | 2 |", "| c | 4 | 5 |", ""),
+        *("| x | z |", "| :-- | --: |", "| b | 3 |"),
+    ]
+    assert report.table(["x", "y"], []) == ["| x | y |", "| :-- | --: |"]
+    row = {"shape": "rows", "dtype": "int8", "sum_us": 2.0, "us": 1.0, "torch_us": 3.0}
+    names = ["a", "b", "c", "d", "e"]
+    text = "\n".join(family_report.operations([row | {"operation": name} for name in names]))
+    assert "| int8 | our sum | a | b | c | d |" in text and "| int8 | our sum | e |" in text
+    assert text.count("1.00 (3.00×)") == len(names)
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_tables_have_no_empty_cells(page):
+    """In a page's measured tables."""
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    made = [line for line in lines if line.startswith("|") and ("µs" in line or "×" in line)]
+    assert not [line for line in made if re.search(r"\|\s*–?\s*\|", line)]
 
 
 def test_table_of_exact_sums_names_products():
@@ -531,9 +558,9 @@ def test_back_to_back_stands_beside(repository):
     small["us_back_to_back"]["torch"] = 120.0
     write(repository, results | {"cases": [small]})
     page, readme = ((repository / path).read_text() for path in (report.PAGE, "README.md"))
-    cells = "| full float32 2^28 | 1.0 GiB | 100 | 10,737 | 98.0% | 1.50× | – | 2.00× | 50.00 | 2.40× |"
-    assert cells + " – | 2.00× |\n" in page
-    assert "\n| (2097152, 128) | all | float32 | 100 | 1.50× | – |\n" in readme
+    cells = "| full float32 2^28 | 1.0 GiB | 100 | 10,737 | 98.0% | 1.50× | 2.00× | 50.00 | 2.40× |"
+    assert cells + " 2.00× |\n" in page
+    assert "\n| (2097152, 128) | all | float32 | 100 | 1.50× |\n" in readme
     assert "All 1 measured shapes: 1.50× torch.sum in the median (1.50× in the geometric mean)." in readme
     row = "| torch.sum | all | 1 | 1.50× | 1.50× | 0 | 1.50× | full float32 2^28 | 2.40× / 2.40× |\n"
     assert row in page and older not in page + readme
@@ -547,9 +574,9 @@ def test_losses_come_first(repository):
     """A lost cell stands before every table of cells, the worst first; bars that are not met say so."""
     write(repository, made_up_results())
     page = (repository / report.PAGE).read_text()
-    worst = "| inside float16 (64, 4096, 1024) dim 1 | torch.compile | 0.900× |  |\n"
-    noise = "| inside float16 (64, 4096, 1024) dim 1 | torch.sum | 0.950× | within the noise |\n"
-    cpu = "| full float32 2^10 on the CPU | torch.sum | 0.500× |  |\n"
+    worst = "| inside float16 (64, 4096, 1024) dim 1 | torch.compile | 0.900× |\n"
+    noise = "| inside float16 (64, 4096, 1024) dim 1 | torch.sum | 0.950×, within the noise |\n"
+    cpu = "| full float32 2^10 on the CPU | torch.sum | 0.500× |\n"
     assert page.index(worst + noise + cpu) < page.index("<details>")
     assert page.index("rows bool (8, 2^23): no bits") < page.index(worst)
     assert "| geometric mean of 2.5× over torch.sum | **NOT MET** |" in page
@@ -779,7 +806,9 @@ def test_models_page(models_repository):
     assert "not measured yet" not in page
     readme = (models_repository / "README.md").read_text()
     assert "(docs/images/batch-invariance-example.svg)" in readme
-    assert "- `torch.sum` of torch 2.11.0, float32: 3 results in each layout;\n- `torch_reduce.sum`, all" in readme
+    assert (
+        "- `torch.sum` of torch 2.11.0, float32: 3 in each layout;\n- `torch_reduce.sum`, in all of these: 1." in readme
+    )
     picture = (models_repository / "docs/images/batch-invariance-example.svg").read_text()
     assert "torch.sum: 3 results" in picture and "torch_reduce.sum: 1 result<" in picture
     assert [picture.count(f">{n}</text>") for n in (1, 2, 3, 4)] == [1 + 5, 1 + 2, 1 + 1, 1]
@@ -943,13 +972,14 @@ def test_what_is_slower(models_repository):
     assert lines[1:] == [
         "",
         "Measured on NVIDIA Example, 2026-01-01, torch 2.11.0; since then the engine has changed.",
-        f"[{report.PAGE}]({report.PAGE}#where-it-is-slower) has the same by function.",
+        '"Their time / ours" is a geometric mean. '
+        f"[{report.PAGE}]({report.PAGE}#where-it-is-slower) names the worst cells.",
         "",
-        "| " + " | ".join(report.WORST) + " |",
-        "| :-- | :-- | --: | --: | --: | :-- |",
+        "| " + " | ".join(report.WORST[:-1]) + " |",
+        "| :-- | :-- | --: | --: | --: |",
         *(
-            f"| {what} | {numbers} | {cell}; Example |"
-            for what, numbers, cell in (
+            f"| {what} | {numbers} |"
+            for what, numbers, _ in (
                 (rows_of, "torch | 1 of 2 | **0.707×** | **0.250×**", "`softmax` backward: rows of 9, float32"),
                 (views_of, "torch | 1 of 3 | **0.896×** | **0.360×**", "`sum`: random views: float32 (1,) dims (0,)"),
                 (rows_of, "torch.compile | 1 of 1 | **0.500×** | **0.500×**", "`softmax`: rows of 8, float32"),

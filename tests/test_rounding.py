@@ -80,7 +80,7 @@ ROWS = {
 @pytest.mark.parametrize("name", NAMES)
 def test_rows(function, name, device):
     """Of softmaxes and norms, in several layouts."""
-    for seed in range(8):
+    for seed in range(3):
         for shape in [*SHAPES, (3, 4, 5)]:
             w, b = random(shape[-1:], name, seed + 100, device), random(shape[-1:], name, seed + 200, device)
             for x in layouts(random(shape, name, seed, device)) if seed == 0 else [random(shape, name, seed, device)]:
@@ -116,7 +116,7 @@ TARGETS = {
 @pytest.mark.parametrize("function", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_losses(function, name, device):
-    for seed in range(4):
+    for seed in range(2):
         for shape in SHAPES:
             x, weight = random(shape, name, seed, device), random(shape[-1:], name, 9, device).abs()
             target = torch.arange(shape[0], device=device) % shape[1]
@@ -130,7 +130,7 @@ def test_indices(name, device):
     index = torch.tensor([2, 0, 0, 3, 2, 5], device=device)
     offsets = torch.tensor([0, 2, 2, 5], device=device)
     T = torch_reduce
-    for seed in range(4):
+    for seed in range(2):
         x, table, weight = (random(s, name, seed, device) for s in [(6, 5), (6, 5), (6,)])
         assert_bits_of_a_graph(lambda x, w: T.index_sum(x, index, 6, weight=w), x, weight)
         for function in (T.index_mean, T.index_amax, T.index_amin):
@@ -230,6 +230,9 @@ ALLOWED = [  # what stands in such a line, and why it may
     "std::min(most, (count + grain - 1)",
     "*some <= *all / 8",
     "watch.spent",  # a time
+    "sigmoid(x[0])",  # the second derivative of silu, of which no bits are promised
+    "(block - 1)) / block",
+    "std::gcd(n / block",
 ]
 
 

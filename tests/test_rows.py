@@ -112,6 +112,24 @@ def test_norms_of_every_length(length, name, device):
         check_norm("layer_norm", x, weight.float(), bias.float(), grad)
 
 
+@pytest.mark.parametrize("length", [5, 128, 768, 4096, 50_257, 1_000_000])
+def test_statistics_keep_their_digits(length, device):
+    """Where all elements lie far from zero, and beside an outlier; and zeros of both signs."""
+    data = np.random.default_rng(length).standard_normal((2, length))
+    outlier = np.full((1, length), 0.1)
+    outlier[0, 0] = 1e6
+    for x in (data, 1e4 + data, 1e6 + data, outlier, outlier[:, ::-1]):
+        x = torch.from_numpy(x.copy()).float()
+        _, mean, r = (each.cpu().double() for each in OPS._layer_norm(x.to(device), 1, None, None, 0.0))
+        x = x.double()
+        right, deviation = x.mean(1, keepdim=True), x.std(1, correction=0, keepdim=True)
+        assert ((mean - right).abs() <= 2**-23 * torch.maximum(right.abs(), deviation)).all()
+        assert (r * deviation - 1).abs().max() < 2**-22
+    x = torch.zeros(6, length)
+    x[0], x[1, ::2], x[2, 1::2], x[3, 0], x[4], x[4, -1] = -0.0, -0.0, -0.0, -1e-45, -0.0, -1e-45
+    check_norm("layer_norm", x.to(device), None, None, torch.ones_like(x).to(device))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5, 33, 511, 512, 513, 700, 1500, 4096, 4097, 9000, 20_000])
 def test_gradients_of_weights_of_many_rows(rows, device):
     """A weight's gradient is the contract's sum over all rows."""

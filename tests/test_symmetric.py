@@ -97,6 +97,29 @@ def test_a_rank_that_is_late(cuda):
     assert added(ranks, [x.cpu() for x in parts], "all")[0].equal(wanted)  # and calls go on
 
 
+@pytest.mark.parametrize(("tiles", "sums"), [(0x8000_0010, 0), (0xFFFF_FFF4, 0xFFFF_FFF4)])
+def test_numbers_of_tiles_wrap(cuda, tiles, sums):
+    """No sum is taken before it is given, after 2^31 tiles without a sum as well; and the numbers wrap."""
+    ranks = memory, streams, blocks = ranks_on_a_gpu(3)
+    for part in memory:  # the first words of Memory: done and sent; and after a gap given and taken
+        words = part.view(torch.int32)
+        words[: 288 + 257 * 8] = torch.tensor(tiles).to(torch.int32)
+        words[2368 : 2368 + 256 * 8 + 256] = torch.tensor(sums).to(torch.int32)
+    few, many = ([data([count], "float32", rank) for rank in range(3)] for count in (90_000, 2_000_000))
+    wanted, given = pairwise(few, "float32", False), [x.cuda() for x in few]
+    torch.cuda.synchronize()
+    for rank, stream in enumerate(streams):  # a late rank finds all tiles of the others, but not yet their sums
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1 + 20_000_000 * (rank == 1))
+            OPS._add_ranks(given[rank], given[rank], memory, rank, "shared", False, blocks, 20 * SECONDS)
+    torch.cuda.synchronize()
+    for out in given:
+        assert_same_bits(out.cpu(), wanted)
+    for adding in ("all", "shared", "all", "shared"):
+        for got in added(ranks, many, adding):
+            assert_same_bits(got, pairwise(many, "float32", False), adding)
+
+
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_messages(cuda, size):
     memory, streams, _ = ranks_on_a_gpu(size)
@@ -216,6 +239,14 @@ def test_arguments(cuda):
             OPS._symmetric_needs(ranks)
 
 
+def test_rows_of_norms(cuda):
+    """What the kernels hold, per row."""
+    fits = lambda name, length, world: _symmetric.adds_norms((2, length), dtype_of(name), [], world)  # noqa: E731
+    assert fits("bfloat16", 8192, 2) and fits("bfloat16", 8192, 3) and not fits("bfloat16", 8193, 2)
+    assert fits("float32", 8192, 2) and fits("float32", 4096, 3) and not fits("float32", 4097, 3)
+    assert not fits("float64", 64, 2) and not fits("bfloat16", 0, 2) and not fits("complex64", 64, 2)
+
+
 def test_dtypes():
     """Those that the kernels add, some as others with the same bits."""
     for name in ("float32", "complex64", "complex32", "uint32", "uint64", "int64"):
@@ -267,8 +298,16 @@ def lends(group):
     assert all(one.eq(size * (size + 1) / 2).all() for one in x)
 
 
-def test_memory_is_lent(world):
-    world.run(world.size, lends)
+@pytest.fixture
+def ranks(world):
+    """Ranks that can lend each other memory."""
+    if world.size < 2:
+        pytest.skip("needs two NVIDIA GPUs")
+    return world
+
+
+def test_memory_is_lent(ranks):
+    ranks.run(ranks.size, lends)
 
 
 def norms(group):
@@ -309,9 +348,9 @@ def norms(group):
     return len(took)
 
 
-def test_norms_of_ranks(world):
+def test_norms_of_ranks(ranks):
     """Of bfloat16 and float32 in rows of 4096, and few of them."""
-    assert world.run(world.size, norms) == [4] * world.size
+    assert ranks.run(ranks.size, norms) == [4] * ranks.size
 
 
 def groups_at_once(group):
@@ -334,8 +373,8 @@ def groups_at_once(group):
         dist.destroy_process_group(each)
 
 
-def test_two_groups_at_once(world):
-    world.run(world.size, groups_at_once)
+def test_two_groups_at_once(ranks):
+    ranks.run(ranks.size, groups_at_once)
 
 
 def alone_in_a_group(group):
@@ -368,8 +407,8 @@ def ends(group):
     return memory() is None
 
 
-def test_memory_is_given_back(world):
-    assert all(world.run(world.size, ends))
+def test_memory_is_given_back(ranks):
+    assert all(ranks.run(ranks.size, ends))
 
 
 def unwilling(group):
@@ -387,5 +426,5 @@ def unwilling(group):
     return x.tolist(), _symmetric.known(new, here()) is None
 
 
-def test_one_rank_says_no(world):
-    assert world.run(world.size, unwilling) == [([float(world.size)] * 4, True)] * world.size
+def test_one_rank_says_no(ranks):
+    assert ranks.run(ranks.size, unwilling) == [([float(ranks.size)] * 4, True)] * ranks.size

@@ -8,12 +8,7 @@ import pytest
 import torch
 
 import torch_reduce
-from support import (
-    FLOATING,
-    assert_same_bits,
-    data,
-    dtype_of,
-)
+from support import FLOATING, assert_same_bits, data, dtype_of, walked
 from table import VARIANCES
 
 OPS = torch.ops.gpureduce
@@ -50,7 +45,7 @@ def test_special_numbers(device):
     assert (variance == 0).all() and (mean == same[:, 0]).all()
 
 
-@pytest.mark.parametrize("mean", [0.0, 1e3, 1e6, -3e7])
+@walked("mean", [0.0, 1e3, 1e6, -3e7])
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_accuracy(mean, name, device):
     """The error is not above torch's, for deviations of 1 around any mean; an outlier in front costs little."""
@@ -145,7 +140,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("args", "kwargs"), FORMS, ids=str)
+@walked("args, kwargs", FORMS)
 @pytest.mark.parametrize("name", ["var", "std", "var_mean"])
 def test_forms(name, args, kwargs, device):
     """torch's forms, the older ones among them, are taken; what torch refuses is refused by its class."""
@@ -191,7 +186,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "float8_e5m2"])
+@walked("name", ["float16", "bfloat16", "float32", "float64", "float8_e5m2"])
 @pytest.mark.parametrize("view", list(VIEWS))
 def test_forced_plans(view, name, cuda):
     """No plan changes a bit of a variance or a mean: each that is proposed, other grids, and other GPUs' sizes."""

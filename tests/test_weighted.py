@@ -17,17 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import model
 import pinned
 import torch_reduce
-from support import (
-    COMPLEX,
-    DTYPES,
-    assert_same_bits,
-    data,
-    dtype_of,
-    numpy_of,
-    random_view,
-    tensor_of,
-)
-from table import WEIGHTED
+from support import COMPLEX, DTYPES, assert_same_bits, data, dtype_of, numpy_of, random_view, tensor_of, walked
+from table import WEIGHTED, rotated
 from test_autocast import without_a_gpu
 from test_autograd import Calls, leaf
 from test_layouts import LAYOUTS
@@ -65,15 +56,16 @@ common_pairs = pytest.mark.parametrize("names", COMMON, ids="-".join)
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", PAIRS, ids="-".join)
-def test_dtypes(names, device):
+@pytest.mark.parametrize("first", sorted({a for a, _ in PAIRS}))
+def test_dtypes(first, device):
     """Every pair of real dtypes, and results of every kind."""
-    x, w = (data((5, 1301), name, seed, device) for seed, name in enumerate(names, 1))
-    for dtype in (None, torch.float64, torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.float8_e5m2):
-        check(x, w, 1, dtype=dtype)
-        check(x, w[:1], 0, dtype=dtype)
-    check(x, w)
-    check(x.t(), w[0, 0], [1], True)
+    for k, names in enumerate(pair for pair in PAIRS if pair[0] == first):
+        x, w = (data((5, 1301), name, seed, device) for seed, name in enumerate(names, 1))
+        for dtype in (None, torch.float64, torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.float8_e5m2):
+            check(*rotated([(x, w, 1), (x, w[:1], 0)], k, 2)[0], dtype=dtype)
+            k += 1
+        check(x, w)
+        check(x.t(), w[0, 0], [1], True)
 
 
 def weights_of(x, make):
@@ -92,19 +84,19 @@ def weights_of(x, make):
         yield make(7, 1, *[1] * len(shape))[:3]
 
 
-@pytest.mark.parametrize("layout", list(LAYOUTS))
-@pytest.mark.parametrize(
-    "names",
-    [("float32",) * 2, ("bfloat16",) * 2, ("int32",) * 2, ("bool", "float32"), ("int16", "float64")],
-    ids="-".join,
-)
-def test_layouts(names, layout, device):
-    """Each layout of the input beside each of the weight; and where they change places."""
-    x, dims = LAYOUTS[layout](lambda *shape: data(shape, names[0], seed=1, device=device))
-    dims = [d - x.dim() for d in dims] or None
-    for w in weights_of(x, lambda *shape: data(shape, names[1], seed=2, device=device)):
-        check(x, w, dims)
-        check(w, x, dims, True)
+OF_LAYOUTS = [("float32",) * 2, ("bfloat16",) * 2, ("int32",) * 2, ("bool", "float32"), ("int16", "float64")]
+
+
+@pytest.mark.parametrize("names", OF_LAYOUTS, ids="-".join)
+def test_layouts(names, device):
+    """Each layout of the input beside each of the weight, where they change places, too; dtypes take turns."""
+    for k, layout in enumerate(LAYOUTS):
+        x, dims = LAYOUTS[layout](lambda *shape: data(shape, names[0], seed=1, device=device))
+        dims = [d - x.dim() for d in dims] or None
+        weights = list(weights_of(x, lambda *shape: data(shape, names[1], seed=2, device=device)))
+        for w in rotated(weights, OF_LAYOUTS.index(names) + k, 1 if names[0] == "float32" else 2):
+            check(x, w, dims)
+            check(w, x, dims, True)
 
 
 LENGTHS = [*range(1, 10), 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1025]
@@ -113,8 +105,11 @@ LENGTHS += [2047, 2049, 4095, 4096, 4097, 8191, 8193, 33_001]
 
 @common_pairs
 def test_every_length(names, device):
-    """Rows and columns, at aligned and at odd addresses, of lengths around every vector's, lane's and chunk's end."""
-    for length in LENGTHS:
+    """Rows and columns, at aligned and at odd addresses, of lengths around every vector's, lane's and chunk's end.
+
+    Each pair of dtypes has a third of the lengths.
+    """
+    for length in rotated(LENGTHS, COMMON.index(names)):
         room = (length + 23) // 16 * 16
         x, w = (data((3, room), name, seed, device) for seed, name in enumerate(names, 3))
         for begin in (0, 1):
@@ -129,18 +124,12 @@ def test_every_length(names, device):
 
 @common_pairs
 def test_columns(names, device):
-    """Columns of every number: one, a vector's, several tiles; with weights a row, a column and one for all."""
-    for length, columns in (
-        (3, 8),
-        (7, 16),
-        (100, 40),
-        (513, 64),
-        (515, 33),
-        (9000, 8),
-        (4100, 104),
-        (40, 1600),
-        (1, 700),
-    ):
+    """Columns of every number: one, a vector's, several tiles; with weights a row, a column and one for all.
+
+    Each pair of dtypes has a third of the sizes.
+    """
+    sizes = [(3, 8), (7, 16), (100, 40), (513, 64), (515, 33), (9000, 8), (4100, 104), (40, 1600), (1, 700)]
+    for length, columns in rotated(sizes, COMMON.index(names)):
         x, w = (data((2, length, columns), name, seed, device) for seed, name in enumerate(names, 7))
         check(x, w, 1)
         check(x, w, [0, 1])
@@ -154,7 +143,7 @@ def test_columns(names, device):
 @common_pairs
 def test_few_elements(names, device):
     """Outputs of so few elements that a thread has all of them; with weights of each element, and of each row."""
-    for length in range(1, 10):
+    for length in rotated(range(1, 10), COMMON.index(names)):
         for columns in (1, 8, 12, 33, 2100):
             x, w = (data((3, length, columns), name, seed, device) for seed, name in enumerate(names, 9))
             check(x, w, 1)
@@ -471,23 +460,20 @@ SHAPES = [
 GRADIENT_DIMS = [None, [0], [-1], [0, -1]]
 
 
-@pytest.mark.parametrize("dim", GRADIENT_DIMS, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_gradcheck(shapes, dim, device):
+def test_gradcheck(shapes, device):
     """Derivatives of both inputs in both modes, alone and batched, are those of finite differences."""
-    if max(map(len, shapes)) == 1 and dim == [0, -1]:
-        dim = [0]
     x, w = leaf(shapes[0], device=device), leaf(shapes[1], device=device, seed=1)
-    for keepdim in (False, True):
+    for k, dim in enumerate(GRADIENT_DIMS if max(map(len, shapes)) > 1 else GRADIENT_DIMS[:3]):
         assert gradcheck(
-            lambda x, w, keepdim=keepdim: OP(x, w, dim, keepdim),
+            lambda x, w, dim=dim, keepdim=bool(k % 2): OP(x, w, dim, keepdim),
             (x, w),
             check_forward_ad=True,
             check_batched_grad=True,
             check_batched_forward_grad=True,
         )
-    assert gradcheck(lambda x: OP(x, w.detach(), dim), x, check_forward_ad=True)
-    assert gradcheck(lambda w: OP(x.detach(), w, dim), w, check_forward_ad=True)
+    assert gradcheck(lambda x: OP(x, w.detach(), [0]), x, check_forward_ad=True)
+    assert gradcheck(lambda w: OP(x.detach(), w, [-1]), w, check_forward_ad=True)
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
@@ -579,10 +565,9 @@ def test_forward_mode(device):
 
 
 @pytest.mark.parametrize("in_dims", [(0, 0), (1, 0), (-1, None), (None, 2), (2, 1)], ids=str)
-@pytest.mark.parametrize("dim", [None, (0,), (-1,), (0, 1)], ids=str)
-def test_vmap(in_dims, dim, device):
+def test_vmap(in_dims, device):
     """One call, with the bits of the calls one by one; also where one input has more dims."""
-    for ranks in ((3, 3), (3, 2), (2, 3)):
+    for dim, ranks in itertools.product([None, (0,), (-1,), (0, 1)], ((3, 3), (3, 2), (2, 3))):
         inputs = []
         for seed, (rank, at) in enumerate(zip(ranks, in_dims, strict=True)):
             if at is None:
@@ -595,7 +580,7 @@ def test_vmap(in_dims, dim, device):
         if dim and len(dim) > 1 and max(t.dim() - (at is not None) for t, at in zip(inputs, in_place, strict=True)) < 2:
             continue
 
-        def function(x, w):
+        def function(x, w, dim=dim):
             return OP(x, w, dim)
 
         with Calls() as calls:
@@ -736,7 +721,7 @@ FORCED_PAIRS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "
 FORCED_PAIRS += [("float16", "bool"), ("float64", "float64"), ("int32", "int32"), ("int16", "float32")]
 
 
-@pytest.mark.parametrize("names", FORCED_PAIRS, ids="-".join)
+@walked("names", FORCED_PAIRS)
 @pytest.mark.parametrize("view", list(FORCED))
 def test_forced_plans(view, names, cuda):
     """No plan changes a bit: each that is proposed, other grids, and other numbers of multiprocessors."""

@@ -127,19 +127,18 @@ def softmaxes(x, y, z, s, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def layer_norm(x, w, b, y, n, EPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Statistics in float64, as differences from the row's first element."""
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     there = column < n
     e = tl.load(x + row * n + column, there).to(tl.float32)
-    first = tl.load(x + row * n).to(tl.float64)
-    d = e.to(tl.float64) - first
+    center = ordered.divide(ordered.sum(e, there), n)
+    d = e - center
     s, q = ordered.sum(d, there), ordered.sum(d * d, there)
     share = ordered.divide(s, n)
     spread = q - s * share
     variance = ordered.divide(tl.where(spread < 0, 0.0, spread), n)
-    r = ordered.divide(1.0, ordered.square_root(variance + EPS)).to(tl.float32)
-    mean = (first + share).to(tl.float32)
+    r = ordered.divide(1.0, ordered.square_root(variance + EPS))
+    mean = center + share
     y_ = ((e - mean) * r) * tl.load(w + column, there) + tl.load(b + column, there)
     tl.store(y + row * n + column, y_, there)
 
@@ -299,7 +298,7 @@ def case_softmaxes(device):
 
 
 def case_norms(device):
-    """The page's rms_norm in several shapes, and a layer_norm in float64."""
+    """The page's rms_norm in several shapes, and a layer_norm."""
     add_rms_norm = page().add_rms_norm
     for dtype, n in itertools.product(kept(device, "float16", "bfloat16", "float32"), (1, 100, 1001, 4096)):
         rows = 5 if n == 100 else 2
