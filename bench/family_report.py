@@ -1,5 +1,5 @@
-"""Makes the table of functions in README.md and the measured parts of docs/norms.md, family.md, weighted.md and
-segments.md from bench/results/*/{grid,family,weighted,segments}.json.
+"""Makes the table of speed-ups by function in README.md and the measured parts of docs/norms.md, family.md,
+weighted.md and segments.md from bench/results/*/{grid,family,weighted,segments}.json.
 
     python bench/family_report.py            writes them
     python bench/family_report.py --check    changes nothing; exit status 1 and a diff if the results give others
@@ -34,28 +34,25 @@ def cell(row):
 
 
 def norms(results):
-    """A row a shape and dtype: of each norm our time, and torch's over ours; and the share of our sum's speed."""
-    cells = {(r["shape"], r["dtype"], r["operation"]): r for r in results["norms"]}
-    names = list(dict.fromkeys(r["operation"] for r in results["norms"]))
-    rows = []
-    for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in results["norms"]):
-        each = [cells[shape, dtype, name] for name in names]
-        texts = [cell(r) for r in each]
-        rows.append([f"{shape}, {dtype}", report.number(each[0]["sum_us"]), *texts])
-    return [*report.table(["input", "our sum", *names], rows), ""]
+    return operations(results["norms"])
+
+
+COLUMNS = 4  # of operations in one table: more are wider than a page
 
 
 def operations(measured):
-    """A row a shape and dtype: of each operation our time, and torch's over ours."""
+    """Tables for each dtype, a row a shape: the time of our sum, of each operation our time, and torch's over ours."""
     cells = {(r["shape"], r["dtype"], r["operation"]): r for r in measured}
-    names = list(dict.fromkeys(r["operation"] for r in measured))
-    rows = []
-    for shape, dtype in dict.fromkeys((r["shape"], r["dtype"]) for r in measured):
-        each = [cells.get((shape, dtype, name)) for name in names]
-        texts = [cell(r) if r else "" for r in each]
-        total = next(r["sum_us"] for r in each if r)
-        rows.append([f"{shape}, {dtype}", report.number(total), *texts])
-    return [*report.table(["input", "our sum", *names], rows), ""]
+    lines = []
+    for dtype in dict.fromkeys(r["dtype"] for r in measured):
+        of_dtype = [r for r in measured if r["dtype"] == dtype]
+        sums = {r["shape"]: report.number(r["sum_us"]) for r in reversed(of_dtype)}
+        names = list(dict.fromkeys(r["operation"] for r in of_dtype))
+        for some in (names[i : i + COLUMNS] for i in range(0, len(names), COLUMNS)):
+            known = {shape: [cells.get((shape, dtype, name)) for name in some] for shape in reversed(sums)}
+            rows = [[s, sums[s], *(cell(r) if r else "" for r in each)] for s, each in known.items() if any(each)]
+            lines += [*report.table([dtype, "our sum", *some], rows), ""]
+    return lines
 
 
 def kin(results):
@@ -153,57 +150,21 @@ PARTS = {
 }
 
 
-# A call, whose arguments it has, what it is, and the operations under which it was measured.
+# Functions, and the operations under which they were measured.
 FUNCTIONS = (
-    ("sum(x, 1)", "`torch.sum`", "the sum", "sum"),
-    ("mean(x, 1)", "`torch.mean`", "the sum, divided once: the sum's kernels and times", "sum"),
-    ("nansum(x, 1)", "`torch.nansum`", "the sum of all elements that are not NaN", "nansum"),
-    ("prod(x, (0, 1))", "`torch.prod`, any dims", "the product, in the same order", "prod"),
-    ("amax(x, 1)`, `amin", "`torch.amax`", "the largest, the smallest element", "amax amin"),
-    (
-        "argmax(x, 1)`, `argmin`, `max`, `min",
-        "`torch.argmax`, any dims; `torch.max`",
-        "the index of the first largest, smallest element, and the element; `aminmax` has both elements",
-        "argmax argmin max min",
-    ),
-    ("any(x > 1)`, `all", "`torch.any`", "whether any or all elements are not zero", "any all"),
-    ("count_nonzero(x, 1)", "`torch.count_nonzero`, `keepdim`", "how many are not zero", "count_nonzero"),
-    (
-        "var_mean(x, 1)`, `var`, `std",
-        "`torch.var_mean`",
-        "variances and means in one pass, precise also if the mean is far from 0",
-        "var var_mean",
-    ),
-    (
-        "logsumexp(x, 1)",
-        "`torch.logsumexp`, `dim=None`",
-        "the logarithm of the sum of exponentials, relative to the largest element",
-        "logsumexp",
-    ),
-    (
-        "vector_norm(x, 2, 1)",
-        "`torch.linalg.vector_norm`",
-        "the norm of order 0, 1, 2, 3, inf or -inf: powers added in the same order, then a correctly rounded root",
-        "norm",
-    ),
-    (
-        "powsum(x, 2, 1)",
-        "the same",
-        "the sum of powers 0, 1, 2 or 3, without the root: of squares, for gradient clipping over many tensors",
-        "powsum",
-    ),
-    (
-        "weighted_sum(x, w, 1)`, `dot",
-        "[docs/weighted.md](docs/weighted.md)",
-        "the sum of `x * w`, broadcast, in one pass; each product rounded once",
-        "weighted",
-    ),
-    (
-        "segment_sum(x, offsets)`, `segment_mean",
-        "[docs/segments.md](docs/segments.md)",
-        "sums of rows of unequal lengths, packed: each has the bits of its own sum",
-        "segments",
-    ),
+    ("`sum`, `mean`", "sum"),
+    ("`nansum`", "nansum"),
+    ("`prod`", "prod"),
+    ("`amax`, `amin`", "amax amin"),
+    ("`argmax`, `argmin`, `max`, `min`", "argmax argmin max min"),
+    ("`any`, `all`", "any all"),
+    ("`count_nonzero`", "count_nonzero"),
+    ("`var`, `std`, `var_mean`", "var var_mean"),
+    ("`logsumexp`", "logsumexp"),
+    ("`vector_norm`", "norm"),
+    ("`powsum` of lists of gradients", "powsum"),
+    ("`weighted_sum`, `dot`", "weighted"),
+    ("`segment_sum`, `segment_mean`, beside the fastest of torch's ways", "segments"),
 )
 
 
@@ -240,7 +201,7 @@ def ratios_of(results, name):
 
 
 def summary(all_results, root):
-    """The table of functions: of torch's times over ours in an operation's cells the mean, least and largest.
+    """The speed-ups by function: of torch's times over ours in an operation's cells the mean, least and largest.
 
     It takes the GPUs with results on today's sources, or all GPUs if there is none; and of these the ones on which
     the most functions were measured.
@@ -256,20 +217,24 @@ def summary(all_results, root):
     }
     most = max((sum(map(bool, of_gpu)) for of_gpu in found.values()), default=0)
     found = {gpu: of_gpu for gpu, of_gpu in found.items() if sum(map(bool, of_gpu)) == most}
-    columns = [f"× {rival}, {gpu}" for gpu in found for rival in ("eager", "torch.compile")]
-    rows = []
-    for i, (call, arguments, what, _) in enumerate(FUNCTIONS):
+    columns = [f"× {rival}, {gpu}" for gpu in found for rival in ("eager torch", "torch.compile")]
+    rows, parts = [], []
+    for i, (names, _) in enumerate(FUNCTIONS):
         texts = []
         for of_gpu in found.values():
             for ratios in zip(*of_gpu[i], strict=True) if of_gpu[i] else [()] * 2:
                 ratios = [ratio for ratio in ratios if ratio]
                 mean = statistics.geometric_mean(ratios) if ratios else 0
-                texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "not measured")
-        rows.append([f"`{call}`", arguments, what, *texts])
+                texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
+        if all(texts):
+            rows.append([names, *texts])
+        elif any(texts):  # no table has an empty cell
+            known = (f"{text} {column}" for column, text in zip(columns, texts, strict=True) if text)
+            parts.append(f"- {names}: {'; '.join(known)}.")
     shown = [results for results in measured if results["gpu"] in found]
     sources = report.measured_when(shown, [provenance.sources(results, "cuda") for results in shown], root)
-    head, _, *body = report.table(["torch_reduce.", "arguments of", "what it is", *columns], rows)
-    return [head, "| " + " | ".join([":--"] * 3 + ["--:"] * len(columns)) + " |", *body, "", *sources]
+    lines = [*report.table(["functions", *columns], rows), ""] if rows else []
+    return [*lines, *([*parts, ""] if parts else []), *sources]
 
 
 def documents(root, times):

@@ -1,4 +1,4 @@
-"""Makes the measured part of docs/index.md from bench/results/*/index.json, which bench/index.py writes.
+"""Makes the measured part of docs/sums-by-index.md from bench/results/*/index.json, which bench/index.py writes.
 
     python bench/index_report.py            writes it
     python bench/index_report.py --check    changes nothing; exit status 1 and a diff if the results give another
@@ -10,7 +10,7 @@ library only.
 import family_report
 import report
 
-PAGE, TIMES = "docs/index.md", "index.json"
+PAGE, TIMES = "docs/sums-by-index.md", "index.json"
 
 
 def entries(row):

@@ -10,6 +10,7 @@ library only.
 
 import argparse
 import pathlib
+import re
 import statistics
 import sys
 import textwrap
@@ -139,25 +140,31 @@ def in_words(results, root):
     torchs, ours = {}, set()
     for case in results["cases"]:
         numbers = {name: len(set(found)) for name, found in case["patterns"].items()}
-        torchs.setdefault(case["dtype"], {})[case["layout"].split(":")[0]] = numbers["torch.sum"]
+        torchs.setdefault(case["dtype"], {})[case["layout"].split(": ")[-1]] = numbers["torch.sum"]
         ours.add(numbers["torch_reduce.sum"])
     older = since(results, root)
     at = f"{results['gpu']}, measured on {results['date']}{older}" if older else results["gpu"]
-    lines = [*textwrap.wrap(f"One row's sum in batches of 1 to {results['sizes'][-1]} rows, on {at}:", 120), ""]
-    lines += [f"- `torch.sum` of torch {results['torch']}, {dtype}: {each(found)};" for dtype, found in torchs.items()]
-    return [*lines, f"- `torch_reduce.sum`, all of these: {plural(max(ours))}.", ""]
+    said = (
+        f"How many different sums one row of n = {results['n']:,} elements has in batches of 1 to "
+        f"{results['sizes'][-1]} rows, on {at}:"
+    )
+    lines = [f"- `torch.sum` of torch {results['torch']}, {dtype}: {each(found)};" for dtype, found in torchs.items()]
+    lines.append(f"- `torch_reduce.sum`, in all of these: {max(ours)}.")
+    return [*textwrap.wrap(said, 120), "", *(part for line in lines for part in wrapped(line)), ""]
 
 
-def plural(number):
-    return f"{number} result{'s' * (number > 1)}"
+def wrapped(item):
+    """The lines of an item of a list; none ends inside code."""
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), item)
+    return [line.replace("\0", " ") for line in textwrap.wrap(whole, 120, subsequent_indent="  ")]
 
 
 def each(found):
     """{layout: number} in words."""
-    (layout, first), *others = found.items()
+    (first, *_) = found.values()
     if set(found.values()) == {first}:
-        return f"{plural(first)} in each layout"
-    return ", ".join([f"{plural(first)} for {layout}", *(f"{number} for {layout}" for layout, number in others)])
+        return f"{first} in each layout"
+    return ", ".join(f"{number} in `{layout}`" for layout, number in found.items())
 
 
 PARTS = {"gradients": gradients, "host": host, "train": train, "replace": replace}  # of TIMES
@@ -183,7 +190,7 @@ def documents(root, times, patterns):
     lines, shown, made = [], [], {}
     for slug, results in patterns:
         lines += [source_line(results, root), "", *invariance(results), *picture(slug, results, "")]
-        shown += [*in_words(results, root), *picture(slug, results, "docs/")]
+        shown += [*picture(slug, results, "docs/"), *in_words(results, root)]
         made[f"docs/images/batch-invariance-{slug}.svg"] = pictures.batch_invariance(results)
     made[PAGE] = report.fill(page, "models:invariance", lines or NOTHING, NOTE)
     made["README.md"] = report.fill(readme, "models:summary", shown or NOTHING, NOTE)

@@ -59,9 +59,20 @@ def load_results(root=ROOT, name="grid.json"):
 
 
 def table(header, rows):
-    """The first column to the left, the others to the right."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join([" :-- "] + [" --: "] * (len(header) - 1)) + "|"]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+    """The first column to the left, the others to the right.
+
+    No cell is empty: rows that lack other cells than the first row stand in tables below, without these columns.
+    """
+    kinds = {}
+    for row in rows:
+        kinds.setdefault(tuple(map(bool, row)), []).append(row)
+    lines = []
+    for filled, of_kind in (kinds or {(True,) * len(header): []}).items():
+        names, *cells = ([text for text, there in zip(row, filled, strict=True) if there] for row in (header, *of_kind))
+        lines += [""] * bool(lines) + ["| " + " | ".join(names) + " |"]
+        lines += ["|" + "|".join([" :-- "] + [" --: "] * (len(names) - 1)) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in cells]
+    return lines
 
 
 def folded(title, lines):
@@ -71,7 +82,7 @@ def folded(title, lines):
 def times(value):
     """A ratio, bold where it is a loss."""
     if value is None:
-        return "–"
+        return ""
     return f"**{pictures.times_text(value)}×**" if value < 1 else f"{value:.2f}×"
 
 
@@ -83,7 +94,7 @@ def of_read(case, results):
     """Our share of the reading kernel's rate, and above 100% the reason."""
     share = bars.percent(case)
     if share is None:
-        return "–"
+        return ""
     reason = bars.above_read(case, results)
     return f"{share:.1f}%" + ("" if reason is None else f" ({reason or '**no reason known**'})")
 
@@ -104,8 +115,8 @@ def case_table(cases, results, rivals=bars.RIVALS, reads=True):
         begin += [times(bars.ratio(case, rival)) for rival in rivals]
         if beside is not None:
             tight = bars.back_to_back(case)
-            begin += [number(tight["us"]["ours"])] if tight else ["–"]
-            begin += [times(bars.ratio(tight, rival)) if tight else "–" for rival in beside]
+            begin += [number(tight["us"]["ours"])] if tight else [""]
+            begin += [times(bars.ratio(tight, rival)) if tight else "" for rival in beside]
         return begin
 
     return table(header, map(row, cases))
@@ -160,8 +171,7 @@ def lost(results):
         [
             case["name"] + where,
             bars.RIVALS[rival],
-            f"{value:.3f}×",
-            "" if bars.settled(case, rival) else "within the noise",
+            f"{value:.3f}×" + ("" if bars.settled(case, rival) else ", within the noise"),
         ]
         for where, cases in places(results)
         for case, rival, value in bars.losses(cases)
@@ -170,7 +180,7 @@ def lost(results):
 
 def losses(results):
     """What is lost: the first LOSSES at once, the others folded."""
-    rows, header = lost(results), ["cell", "who", "their time / ours", ""]
+    rows, header = lost(results), ["cell", "who", "their time / ours"]
     if not rows:
         return ["Nobody is faster in any cell.", ""]
     lines = [f"**Where another one is faster** ({len(rows)}), worst first, the CPU's last:", ""]
@@ -183,7 +193,7 @@ def mean_row(name, what, found, beside):
     """`beside`: what was found back to back, None if that was not measured, and the column is not there."""
     row = [name, what, str(found.cells), f"{found.mean:.2f}×", f"{found.median:.2f}×", str(found.slower)]
     row += [times(found.worst), found.where]
-    return row if beside is None else [*row, f"{beside.mean:.2f}× / {beside.median:.2f}×" if beside else "–"]
+    return row if beside is None else [*row, f"{beside.mean:.2f}× / {beside.median:.2f}×" if beside else ""]
 
 
 def summary(results):
@@ -250,7 +260,7 @@ def readme_section(results, root):
     return lines
 
 
-WORST = ["calls", "against", "faster in", "their time / ours, geometric mean", "worst", "worst cell"]
+WORST = ["calls", "against", "slower in", "their time / ours", "worst", "worst cell"]
 
 
 def class_row(one):
@@ -267,10 +277,12 @@ def class_row(one):
 
 
 def class_table(loaded, split):
-    """Of the classes in which another one is faster, the one with the worst cell first."""
+    """Of the classes in which another one is faster, the one with the worst cell first; the cell only with `split`."""
     lost = [class_row(one) for one in slower.classes(loaded, split) if one.slower]
-    head, _, *body = table(WORST, lost)
-    return [head, "| :-- | :-- | --: | --: | --: | :-- |", *body, ""] if lost else ["Nobody is faster in any cell.", ""]
+    columns = len(WORST) - (not split)
+    head, _, *body = table(WORST[:columns], [row[:columns] for row in lost])
+    rule = "| :-- | :-- | --: | --: | --: |" + " :-- |" * split
+    return [head, rule, *body, ""] if lost else ["Nobody is faster in any cell.", ""]
 
 
 def measured_when(all_results, all_hashes, root):
@@ -293,13 +305,16 @@ def readme_slower(loaded, root):
     """README's list of what is slower: of all results files, by kinds of calls."""
     if not loaded:
         return ["not measured yet", ""]
-    more = f"[{PAGE}]({PAGE}#where-it-is-slower) has the same by function."
+    more = f'"Their time / ours" is a geometric mean. [{PAGE}]({PAGE}#where-it-is-slower) names the worst cells.'
     return [*when_slower(loaded, root)[:1], more, "", *class_table(loaded, split=False)]
 
 
 def page_slower(loaded, root):
     """The same for docs/performance.md, by function and kind of input."""
-    lines = ["## Where it is slower", "", "By function and kind of input, the class with the worst cell first.", ""]
+    what = (
+        'By function and kind of input, the class with the worst cell first. "Their time / ours" is a geometric mean.'
+    )
+    lines = ["## Where it is slower", "", what, ""]
     if not loaded:
         return [*lines, "not measured yet", ""]
     return [*lines, *when_slower(loaded, root), *class_table(loaded, split=True)]
@@ -434,12 +449,12 @@ def wrong(results):
 
 
 def bar_lines(results):
-    word, lines, lists = {True: "met", False: "**NOT MET**", None: "–"}, [], []
+    word, lines, lists = {True: "met", False: "**NOT MET**", None: "not measured"}, [], []
     for bar in bars.bars(results):
         lines.append([bar.what, word[bar.met], bar.found])
         if bar.below:
             lists += folded(f"Below: {bar.what} ({len(bar.below)})", [f"- {name}" for name in bar.below])
-    return [*table(["bar", "", "found"], lines), "", *lists]
+    return [*table(["bar", "is it met?", "found"], lines), "", *lists]
 
 
 def small_calls(slug, results):

@@ -8,7 +8,8 @@
     python bench/rows.py --seed N        other lengths beside the usual ones
 
 softmax, log_softmax, rms_norm and layer_norm, forward and backward; cross_entropy, and the same with its gradient;
-softmax over dim 0; logsumexp and log_prob, which write one number per row. It measures lengths that models have, and
+softmax over dim 0; logsumexp and log_prob, which write one number per row; and rounding to float8 behind the sum and
+norm of two tensors, and behind silu(x) * y. It measures lengths that models have, and
 more that the seed draws. GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for
 a backward pass it is the add of two tensors by torch, which reads two and writes one, and beside functions that only
 read it is our sum of the rows. Each result is first compared with the CPU's bits (small inputs) or with torch's in
@@ -37,6 +38,7 @@ F = torch.nn.functional
 EPS = 1e-5
 
 ELEMENTS = 1 << 26
+FEW = "64 rows of 4096"
 LENGTHS = (64, 128, 768, 1001, 4095, 4096, 50_257, 50_304, 128_256)
 DRAWN = 3  # lengths that the seed draws, evenly on a logarithmic scale
 
@@ -46,7 +48,7 @@ def shapes_of(seed):
     drawn = random.Random(seed)
     lengths = [*LENGTHS, *(round(math.exp(drawn.uniform(math.log(16), math.log(1 << 17)))) for _ in range(DRAWN))]
     shapes = {f"rows of {length}": (ELEMENTS // length, length) for length in lengths}
-    return shapes | {"64 rows of 151936": (64, 151_936), "1 row of 151936": (1, 151_936)}
+    return shapes | {"64 rows of 151936": (64, 151_936), "1 row of 151936": (1, 151_936), FEW: (64, 4096)}
 
 
 DTYPES = ("bfloat16", "float32")
@@ -130,6 +132,39 @@ def _loss_of(ours, _):
     return forward, backward
 
 
+def _rounded(y):
+    """As models write it with torch's functions: a scale per 128 elements."""
+    blocks = y.float().unflatten(-1, (-1, 128))
+    scale = blocks.abs().amax(-1, keepdim=True) / 448
+    return (blocks / scale).to(torch.float8_e4m3fn).flatten(-2), scale.squeeze(-1)
+
+
+def _rounding_of(ours, norm):
+    def forward(x, w):
+        x, other = x
+        n, to = x.shape[-1], torch_reduce.Fp8()
+        if ours and norm:
+            return torch_reduce.rms_norm(x, n, w, EPS, residual=other, quantize=to)
+        if ours:
+            return torch_reduce.silu_mul(x, other, quantize=to)
+        if not norm:
+            return _rounded(F.silu(x) * other)
+        total = x + other
+        return *_rounded(F.rms_norm(total, (n,), w, EPS)), total
+
+    return forward, None
+
+
+def same_bytes(name, x):
+    """What a clone moves as many bytes of: half of what the function reads and writes."""
+    if name not in ROUNDED:
+        return x
+    size = x.element_size()
+    moved = 3 * size + 1 if name == ROUNDED[0] else 2 * size + 1
+    return x.flatten().view(torch.uint8)[: x[0].numel() * moved // 2]
+
+
+ROUNDED = ("rms_norm of a sum, in float8", "silu_mul, in float8")
 MAKERS = {
     "softmax": (_softmax_of, False),
     "log_softmax": (_softmax_of, True),
@@ -139,6 +174,8 @@ MAKERS = {
     "softmax over dim 0": (_columns_of, False),
     "logsumexp": (_reading_of, "logsumexp"),
     "log_prob": (_reading_of, "log_prob"),
+    ROUNDED[0]: (_rounding_of, True),
+    ROUNDED[1]: (_rounding_of, False),
 }
 READS = ("logsumexp", "log_prob", "cross_entropy")
 CLASSES = ("log_prob", "cross_entropy")  # these take one per row
@@ -155,6 +192,8 @@ def cells(names, shapes, dtypes):
             for shape_name, shape in shapes.items():
                 if name.endswith("norm") and shape[1] > VOCABULARY:
                     continue
+                if (shape_name == FEW or name in ROUNDED) and (name not in ROUNDED or shape[1] % 128):
+                    continue
                 if functions_of(name, backward)[0] is None or (name == "softmax over dim 0" and shape[0] < 512):
                     continue
                 for dtype in dtypes:
@@ -163,11 +202,11 @@ def cells(names, shapes, dtypes):
 
 def inputs_of(name, backward, shape, dtype, device="cuda"):
     generator = torch.Generator(device=device).manual_seed(1)
-    pair = backward and name not in READS
+    pair = (backward and name not in READS) or name in ROUNDED
     x = torch.randn((2, *shape) if pair else shape, device=device, generator=generator)
     if backward and name.endswith("softmax"):
         x[1] = getattr(torch, name)(x[1], -1)
-    weight = torch.rand(shape[-1], device=device, generator=generator).to(dtype) if name.endswith("norm") else None
+    weight = torch.rand(shape[-1], device=device, generator=generator).to(dtype) if "norm" in name else None
     if name in CLASSES:
         weight = torch.randint(shape[-1], shape[:1], device=device, generator=generator)
     return x.to(dtype), weight
@@ -192,7 +231,11 @@ def first_of(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-def is_right(ours, theirs, x, weight):
+def is_right(name, ours, theirs, x, weight):
+    if name in ROUNDED:
+        few = x[:, : min(x.shape[1], 16)].cpu()
+        found, wanted = ours(x, weight), ours(few, None if weight is None else weight.cpu())
+        return all(same_bits(one[: few.shape[1]].cpu(), other) for one, other in zip(found, wanted, strict=True))
     result = first_of(ours(x, weight))
     if x.numel() <= CHECKED:
         there = x.cpu(), None if weight is None else weight.cpu()
@@ -210,11 +253,13 @@ def measure(all_cells, compiles):
     for name, backward, shape_name, shape, dtype in all_cells:
         ours, theirs = functions_of(name, backward)
         x, weight = inputs_of(name, backward, shape, dtype)
-        if x.numel() <= 1 << 27 and not backward and not is_right(ours, theirs, x, weight):
+        if x.numel() <= 1 << 27 and not backward and not is_right(name, ours, theirs, x, weight):
             sys.exit(f"WRONG: {name} of {shape_name} {dtype}")
         functions = {"ours": lambda x, w=weight, f=ours: f(x, w), "torch": lambda x, w=weight, f=theirs: f(x, w)}
         pair = backward and name not in READS
-        functions["copy"] = (lambda x: torch.add(x[0], x[1])) if pair else torch.clone  # the same bytes
+        functions["copy"] = (
+            (lambda x: torch.add(x[0], x[1])) if pair else lambda x, name=name: same_bytes(name, x).clone()
+        )
         if name in READS and not backward:
             functions["copy"] = lambda x: torch_reduce.sum(x, -1)
         if compiles:

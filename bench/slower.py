@@ -177,8 +177,8 @@ KINDS = {
     "rows": "softmaxes, norms and losses of rows, and their gradients",
     "index": "sums by index",
     "exact": "exact sums",
-    "models": "inside models",
-    "ranks": "on two ranks",
+    "models": "steps of models, and calls in them",
+    "ranks": "sums and norms over two ranks",
 }
 
 
