@@ -62,9 +62,9 @@ def arguments(name: str, argument: str, to: Any, **tensors: Any) -> tuple[int, t
 
 
 def plain(name: str, **tensors: Any) -> None:
-    """Raises an error unless these are strided tensors of one process, or None."""
+    """Raises an error unless these are strided tensors of one process, or, but for `input`, None."""
     for key, tensor in tensors.items():
-        if tensor is None:
+        if tensor is None and key != "input":
             continue
         _arguments.plain_tensors(name, **{key: tensor})
         if layout := _arguments.layout_of(tensor):
