@@ -212,6 +212,23 @@ def test_every_exponent(device):
         check(quantize(x, to), x, to)
 
 
+@pytest.mark.parametrize("dtype", MOST)
+def test_quotients_next_to_ties(dtype, device):
+    """A value is a correctly rounded quotient: a product with the scale's reciprocal falls on other sides of ties."""
+    generator = torch.Generator().manual_seed(5)
+    table = torch.from_numpy(numbers_of(dtype))
+    middle = ((table[1:] + table[:-1]) / 2)[-31:]
+    exponent = torch.arange(-100, 101).unsqueeze(1)
+    largest = (1 + torch.rand(exponent.shape, generator=generator)) * 2.0**exponent
+    scale = largest / MOST[dtype]
+    x = (middle.float() * scale).repeat_interleave(4, 1)
+    for step in range(1, 4):  # and its neighbours
+        x[:, step::4] = torch.nextafter(x[:, step - 1 :: 4], torch.tensor(-1.0 if step == 1 else 1e38))
+    x = torch.cat([largest, x], 1).to(device)
+    to = Fp8(128, "float32", dtype)
+    check(quantize(x, to), x, to)
+
+
 @every_form
 def test_how_near(to, device):
     """values * scales differ from the numbers by half a place, or by half of the smallest float8 times the scale."""
