@@ -673,7 +673,7 @@ def opinfo(name="sum", variant=None):
 def walked(names, values):
     """pytest.mark.parametrize, but one test walks all values, as pytest's own work takes longer than many a case.
 
-    `values` may be a function of the test's other arguments. An error says of which values it is.
+    `values` may be a function of the test's other arguments. A note on an error names the values.
     """
     names = [name.strip() for name in names.split(",")]
 

@@ -57,7 +57,7 @@ def test_policy_of_cuda(op):
                     ours = tensors(reduce(inputs, 1, **named))
                 assert len([call for call in calls.names if not call.startswith("device")]) == 1, (name, calls.names)
                 if name.startswith("float8") and op is not SUM:
-                    continue  # of which torch has none
+                    continue  # torch has no such function
                 with contextlib.suppress(NotImplementedError):
                     assert {y.dtype for y in ours} == {policy(op, inputs, dim=1, **named)}, name
 
@@ -65,7 +65,7 @@ def test_policy_of_cuda(op):
 @pytest.mark.parametrize("lower", ["float16", "bfloat16"])
 @every_case
 def test_bits(op, lower, device):
-    """Each device's policy on real data: the result's dtype is torch's, and its bits are those of that dtype=."""
+    """Each device's policy on real data: the result has torch's dtype, and the bits that dtype= gives."""
     for name in filter(op.takes, DTYPES):
         x = op.inputs((3, 900), name, 75, device, 1)
         plain = op(x, 1)

@@ -113,7 +113,7 @@ def calls_of(op, x):
 
 @taken("float64", "complex128", cases=WITH_GRADIENT)
 def test_gradcheck(op, name, device):
-    """First derivatives by both modes, alone and batched, are those of finite differences, in any layout.
+    """First derivatives by both modes, alone and batched, agree with finite differences, in any layout.
 
     Calls take turns with layouts and dtypes.
     """

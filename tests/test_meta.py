@@ -175,7 +175,7 @@ traced = set()  # the operators, and which of their arguments required a gradien
 
 
 def opcheck(op, args, kwargs=None):
-    """torch.library.opcheck; its schema check needs torch.allclose, and is left out for dtypes that has not.
+    """torch.library.opcheck; its schema check is left out for dtypes that torch.allclose does not take.
 
     What takes the longest, a trace through AOTAutograd, is made once for an operator and arguments that require
     gradients.

@@ -203,7 +203,7 @@ def test_powers_of_two(dtype, device):
 
 
 def test_every_exponent(device):
-    """Quotients are those of a correctly rounded division for scales of all magnitudes."""
+    """Quotients are correctly rounded, for scales of all magnitudes."""
     generator = torch.Generator().manual_seed(3)
     exponent = torch.arange(-140, 127).unsqueeze(1)
     x = (1 + torch.rand((267, 128), generator=generator, dtype=torch.float64)) * 2.0**exponent

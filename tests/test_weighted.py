@@ -462,7 +462,7 @@ GRADIENT_DIMS = [None, [0], [-1], [0, -1]]
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_gradcheck(shapes, device):
-    """Derivatives of both inputs in both modes, alone and batched, are those of finite differences."""
+    """Derivatives of both inputs in both modes, alone and batched, agree with finite differences."""
     x, w = leaf(shapes[0], device=device), leaf(shapes[1], device=device, seed=1)
     for k, dim in enumerate(GRADIENT_DIMS if max(map(len, shapes)) > 1 else GRADIENT_DIMS[:3]):
         assert gradcheck(

@@ -458,12 +458,16 @@ def _types(x: Tensor, *weights: Tensor | None) -> torch.dtype:
     return _computed(x.dtype, *(each.dtype for each in weights if each is not None))
 
 
+def _inverse_root(x: Tensor) -> Tensor:
+    root = _root(x)
+    return torch.ones_like(root) / root
+
+
 @_is(_ops._rms_norm.default)
 def _rms_norm(x: Tensor, dims: int, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     wide, rows = x.to(_types(x, weight)), _Rows(x, _last(x, dims))
     total = rows.result(_joined(rows.of(wide * wide)), True)
-    root = _root(total / _number(rows.n, total) + eps)
-    r = torch.ones_like(root) / root
+    r = _inverse_root(total / _number(rows.n, total) + eps)
     y = wide * r
     y = y if weight is None else y * weight.to(wide.dtype)
     return _rounded(y, x.dtype).contiguous(), r
@@ -480,9 +484,10 @@ def _layer_norm(
     center = rows.result(total / n, True)
     differences = wide - center
     total, squares = (rows.result(_joined(rows.of(each)), True) for each in (differences, differences * differences))
-    left = squares - total * (total / n)
-    root = _root(torch.where(left < 0, 0.0, left) / n + eps)
-    mean, r = center + total / n, torch.ones_like(root) / root
+    more = total / n
+    left = squares - total * more
+    r = _inverse_root(torch.where(left < 0, 0.0, left) / n + eps)
+    mean = center + more
     y = (wide - mean) * r
     y = y if weight is None else y * weight.to(wide.dtype)
     y = y + (0.0 if bias is None else bias.to(wide.dtype))  # makes 0.0 of -0.0

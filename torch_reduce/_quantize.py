@@ -50,22 +50,21 @@ class Fp8:
             raise ValueError(f"Fp8(): dtype: expected float8_e4m3fn or float8_e5m2, but got {self.dtype}")
 
 
-def arguments(name: str, argument: str, to: Any, **tensors: Any) -> tuple[int, torch.dtype, torch.dtype]:
+def arguments(name: str, argument: str, to: Any, input: Any, **others: Any) -> tuple[int, torch.dtype, torch.dtype]:
     """What operators are told: elements of a block, 0 for a row, and the dtypes of scales and values.
 
-    Raises an error unless ``to`` is an Fp8, and all tensors are plain ones.
+    Raises an error unless ``to`` is an Fp8, and the tensors are as :func:`plain` wants them.
     """
     if not isinstance(to, Fp8):
         raise TypeError(f"{name}(): argument '{argument}' must be Fp8, not {type(to).__name__}")
-    plain(name, **tensors)
+    plain(name, input, **others)
     return 0 if to.block == "row" else to.block, _SCALES[to.scale], to.dtype
 
 
-def plain(name: str, **tensors: Any) -> None:
-    """Raises an error unless these are strided tensors of one process, or, but for `input`, None."""
-    for key, tensor in tensors.items():
-        if tensor is None and key != "input":
-            continue
+def plain(name: str, input: Any, **others: Any) -> None:
+    """Raises an error unless these are strided tensors of one process; the others may be None."""
+    given = {key: tensor for key, tensor in others.items() if tensor is not None}
+    for key, tensor in {"input": input, **given}.items():
         _arguments.plain_tensors(name, **{key: tensor})
         if layout := _arguments.layout_of(tensor):
             raise NotImplementedError(f"{name}(): {key}: expected a strided tensor, but got a {layout} one")
@@ -99,7 +98,7 @@ def quantize(input: Tensor, to: Fp8) -> tuple[Tensor, Tensor]:
     >>> torch_reduce.quantize(torch.tensor([1.0, -2.0, 3.5, 0.3]), torch_reduce.Fp8(32))
     (tensor([ 128., -256.,  448.,   40.], dtype=torch.float8_e4m3fn), tensor([0.0078]))
     """
-    given = arguments("quantize", "to", to, input=input)
+    given = arguments("quantize", "to", to, input)
     return _library.call("quantize", _ops.quantize.default, input, *given)
 
 
@@ -123,8 +122,8 @@ def silu_mul(
         are one kernel, and the product is not written.
 
     **Order and rounding.** With t = e^-|x|, silu(x) is x / (1 + t), or (x * t) / (1 + t) below 0. It is multiplied by
-    ``other`` in float32 (float64 for float64), and rounded once to the dtype. The exponential is the library's own: the
-    same bits on a GPU and a CPU. So have gradients of first order; those of a higher order are composed of torch's
+    ``other`` in float32 (float64 for float64), and rounded once to the dtype. The exponential is the library's own, so
+    results and first gradients have the same bits on a GPU and a CPU. Higher gradients are composed of torch's
     operators. Values and scales have no gradient.
 
     Raises:
@@ -137,10 +136,10 @@ def silu_mul(
     """
     name = "silu_mul"
     if quantize is None:
-        plain(name, input=input, other=other)
+        plain(name, input, other=other)
         given = ()
     else:
-        given = arguments(name, "quantize", quantize, input=input, other=other)
+        given = arguments(name, "quantize", quantize, input, other=other)
     if other is None:
         if not input.is_floating_point() or input.dtype.itemsize == 1:
             dtypes = "float16, bfloat16, float32 or float64"

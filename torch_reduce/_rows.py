@@ -395,6 +395,12 @@ def _shape(name, normalized_shape):
     return list(normalized_shape)
 
 
+def widest(*tensors: object) -> torch.dtype:
+    """The dtype that a call on these computes with; what is no tensor does not count."""
+    wide = any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in tensors)
+    return torch.float64 if wide else torch.float32
+
+
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -526,7 +532,7 @@ def rms_norm(
     if weight_offset and weight is None:
         raise ValueError(f"{name}(): weight_offset: there is no weight that it could be added to")
     if quantize is not None:
-        to = _float8.arguments(name, "quantize", quantize, input=input, weight=weight, residual=residual)
+        to = _float8.arguments(name, "quantize", quantize, input, weight=weight, residual=residual)
         if residual is not None:
             _check_residual(name, input, residual)
         given = input, shape, weight, eps, residual, weight_offset, *to
@@ -534,9 +540,8 @@ def rms_norm(
         return found[:2] if residual is None else found
     if weight_offset:
         _arguments.plain_tensors(name, weight=weight)
-        tensors = (input if isinstance(input, Tensor) else getattr(input, "x", None), residual, weight)
-        wide = any(isinstance(each, Tensor) and each.dtype == torch.float64 for each in tensors)
-        weight = weight.to(torch.float64 if wide else torch.float32) + weight_offset
+        x = input if isinstance(input, Tensor) else getattr(input, "x", None)
+        weight = weight.to(widest(x, residual, weight)) + weight_offset
     norm = lambda x: _library.call(name, _ops.rms_norm.default, x, shape, weight, eps)  # noqa: E731
     return _normalized(name, norm, input, residual)
 

@@ -494,19 +494,20 @@ def _lower_log_softmax_backward(grad: Any, y: Any, dim: int, dtype: torch.dtype)
 # --- norms ------------------------------------------------------------------------------------------------------------
 
 
+def _inverse_root(rows: Rows, x: Any, eps: float) -> Any:
+    """1 / sqrt(x + eps)."""
+    root = ops.gpureduce_square_root(ops.add(x, ops.constant(eps, rows.type)))
+    return _divided(ops.constant(1.0, rows.type), root)
+
+
 @_lowers(_gpureduce._rms_norm.default)
 def _lower_rms_norm(x: Any, dims: int, weight: Any, eps: float) -> Any:
     rows = _rows(x, -1, weight) if dims == 1 else None
     if rows is None:
         return None
-    dtype, read = _results()[0].dtype, rows.reads(x)
+    dtype, read, mean_of = _results()[0].dtype, rows.reads(x), _mean(rows)
     total = rows.sum(lambda i: _square(read(i)))
-
-    def factor(total: Any) -> Any:
-        shifted = ops.add(_divided(total, rows.length(rows.type)), ops.constant(eps, rows.type))
-        return _divided(ops.constant(1.0, rows.type), ops.gpureduce_square_root(shifted))
-
-    r = rows.numbers(factor, total)
+    r = rows.numbers(lambda s: _inverse_root(rows, mean_of(s), eps), total)
     number, w = rows.reads(r), weight and rows.reads(weight)
 
     def element(index: Sequence[sympy.Expr]) -> Any:
@@ -529,9 +530,7 @@ def _lower_layer_norm(x: Any, dims: int, weight: Any, bias: Any, eps: float) -> 
 
     def factor(total: Any, squares: Any) -> Any:
         left, zero = ops.sub(squares, ops.mul(total, mean_of(total))), ops.constant(0.0, rows.type)
-        variance = mean_of(ops.where(ops.lt(left, zero), zero, left))
-        root = ops.gpureduce_square_root(ops.add(variance, ops.constant(eps, rows.type)))
-        return _divided(ops.constant(1.0, rows.type), root)
+        return _inverse_root(rows, mean_of(ops.where(ops.lt(left, zero), zero, left)), eps)
 
     mean = rows.numbers(lambda c, s: ops.add(c, mean_of(s)), center, total)
     r = rows.numbers(factor, total, squares)

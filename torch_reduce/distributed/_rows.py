@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._arguments import enter
 from .._operations import known
-from .._rows import applied, entropy, entropy_terms, log_prob_of_several, softened, with_targets
+from .._rows import applied, entropy, entropy_terms, log_prob_of_several, softened, widest, with_targets
 from ._messages import agree, check_device, kind_of, place, traced
 from ._rank_plan import product
 from ._shard import Shard
@@ -77,12 +77,6 @@ class ShardCut:
 
 
 # --- what a rank does -------------------------------------------------------------------------------------------------
-
-
-def widest(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype that a call on these computes with."""
-    wide = any(x is not None and x.dtype == torch.float64 for x in tensors)
-    return torch.float64 if wide else torch.float32
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
