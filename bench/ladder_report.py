@@ -13,11 +13,11 @@ import math
 import pathlib
 import re
 import sys
-import textwrap
 
 import pictures
 import provenance
 import report
+from report import wrapped
 
 ROOT = provenance.ROOT
 sys.path.insert(0, str(ROOT))
@@ -68,11 +68,6 @@ def rows(climb, names):
 
 
 HEADER = ["kernel, µs", "sum, µs", "GB/s", "of the ceiling", "step", "total"]
-
-
-def wrapped(text, indent=""):
-    """The lines of a paragraph or a list item; all but the first are indented."""
-    return textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def source_lines(slug, results):

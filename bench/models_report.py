@@ -10,10 +10,8 @@ library only.
 
 import argparse
 import pathlib
-import re
 import statistics
 import sys
-import textwrap
 
 import pictures
 import provenance
@@ -150,13 +148,7 @@ def in_words(results, root):
     )
     lines = [f"- `torch.sum` of torch {results['torch']}, {dtype}: {each(found)};" for dtype, found in torchs.items()]
     lines.append(f"- `torch_reduce.sum`, in all of these: {max(ours)}.")
-    return [*textwrap.wrap(said, 120), "", *(part for line in lines for part in wrapped(line)), ""]
-
-
-def wrapped(item):
-    """The lines of an item of a list; none ends inside code."""
-    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), item)
-    return [line.replace("\0", " ") for line in textwrap.wrap(whole, 120, subsequent_indent="  ")]
+    return [said, "", *lines, ""]
 
 
 def each(found):

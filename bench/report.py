@@ -12,8 +12,10 @@ import argparse
 import difflib
 import json
 import pathlib
+import re
 import statistics
 import sys
+import textwrap
 
 import bars
 import pictures
@@ -26,6 +28,7 @@ MADE = "<!-- made by bench/report.py from bench/results/; do not edit -->"
 SLOWER = "bench:slower"  # the marker of README's list of what is slower
 VIEWS = "views.json"
 PAGE = "docs/performance.md"
+WIDTH = 120  # characters of a line of prose
 LOSSES = 10  # that docs/performance.md shows at once
 SHOWN = """
 full float32 2^10
@@ -341,7 +344,7 @@ def readme_text(text, all_results, loaded, root):
         lines += readme_section(results, root)
     lines += [] if all_results else ["not measured yet", ""]
     head, rest = text.split(BEGIN)
-    text = head + "\n".join(lines) + END + rest.split(END)[1]
+    text = head + "\n".join(narrow(lines)) + END + rest.split(END)[1]
     return fill(text, SLOWER, readme_slower(loaded, root), MADE)
 
 
@@ -539,7 +542,7 @@ def documents(root, all_results, all_views=()):
     readme, loaded = (root / "README.md").read_text(encoding="utf-8"), slower.load(root)
     made = {
         "README.md": readme_text(readme, all_results, loaded, root),
-        PAGE: page(all_results, all_views, loaded, root),
+        PAGE: "\n".join(narrow([page(all_results, all_views, loaded, root)])),
     }
     for slug, results in all_results:
         made[f"docs/images/heat-{slug}.svg"] = pictures.heat_map(results)
@@ -583,13 +586,31 @@ def write(root, made, stale):
     print(f"written: {', '.join(made)}")
 
 
+def wrapped(text, indent=""):
+    """The lines of a paragraph or a list item, all but the first indented; none ends inside code."""
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(whole, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
+
+
+def narrow(lines):
+    """The same with long sentences wrapped; tables, headings, pictures and code stay as they are."""
+    code = False
+    for line in "\n".join(lines).split("\n"):
+        code ^= line.startswith("```")
+        if code or len(line) <= WIDTH or line.startswith(("|", "#", "!", "<", "```")):
+            yield line
+        else:
+            yield from wrapped(line, "  " if line.startswith("- ") else "")
+
+
 def fill(text, name, lines, note):
     """`text` with `note` and `lines` between "<!-- NAME -->" and "<!-- /NAME -->", which must be there once."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"the markers {begin} and {end} must be there once each, in this order")
     head, rest = text.split(begin)
-    return head + "\n".join([begin, note, "", *lines]) + end + rest.split(end)[1]
+    return head + "\n".join([begin, note, "", *narrow(lines)]) + end + rest.split(end)[1]
 
 
 def run(description, command, make, arguments=None):

@@ -972,8 +972,8 @@ def test_what_is_slower(models_repository):
     assert lines[1:] == [
         "",
         "Measured on NVIDIA Example, 2026-01-01, torch 2.11.0; since then the engine has changed.",
-        '"Their time / ours" is a geometric mean. '
-        f"[{report.PAGE}]({report.PAGE}#where-it-is-slower) names the worst cells.",
+        f'"Their time / ours" is a geometric mean. [{report.PAGE}]({report.PAGE}#where-it-is-slower) names the worst',
+        "cells.",
         "",
         "| " + " | ".join(report.WORST[:-1]) + " |",
         "| :-- | :-- | --: | --: | --: |",
