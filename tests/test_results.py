@@ -636,7 +636,7 @@ def test_stages_of_a_call(repository):
         "description, plan and launch | 2.12",
     ):
         assert f"| {row} |\n" in page
-    assert "a kernel that does nothing: without arguments 1.00 µs, with 512 bytes of them 1.25 µs, with" in page
+    assert "without arguments 1.00 µs, with 512 bytes of them 1.25 µs, with" in " ".join(page.split())
 
 
 @pytest.mark.parametrize("lacking", [{"cpu": {"cases": []}}, {"cases": []}, {"small_calls": {}}, {"stages": {}}])
