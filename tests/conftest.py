@@ -43,8 +43,8 @@ DOCS = {
 
 # Files that take the longest, in this order. Where processes share the tests, these begin first, so that none of them
 # is alone at the end.
-SLOW = ["inductor", "dtensor", "distributed_rows", "compile", "meta", "distributed", "exact_products", "bits"]
-SLOW += ["distributed_family", "segment", "distributed_exact", "distributed_index", "operators", "export", "exact"]
+SLOW = ["inductor", "dtensor", "distributed", "distributed_rows", "distributed_index", "compile", "layouts", "indexed"]
+SLOW += ["distributed_family", "distributed_exact", "meta", "operators", "segment", "replace_indexed", "export", "rows"]
 SLOW += ["emulate", "package", "examples", "exercises", "results", "notebook", "try_order"]  # of `make test-docs`
 
 

@@ -26,7 +26,7 @@ from support import (
     numpy_of,
     walked,
 )
-from table import WEIGHTED
+from table import WEIGHTED, rotated
 from test_autocast import without_a_gpu
 from test_autograd import leaf
 from test_meta import opcheck
@@ -833,7 +833,7 @@ def test_derivatives(form, device):
     """First and second derivatives, backward and forward."""
     function, inputs = differentiable(device)[form]
     assert gradcheck(function, inputs, check_forward_ad=True)
-    assert gradgradcheck(function, inputs)
+    assert gradgradcheck(function, inputs, fast_mode=True)
 
 
 def test_padding_has_no_derivative(device):
@@ -928,19 +928,28 @@ def test_vmap_over_indices(device):
     assert_same_bits(found[1], tables[1][index[1]])
 
 
-@every_differentiable
-def test_compile(form, device):
-    """One graph, with eager's bits, also of gradients."""
-    if form == "bincount":
-        pytest.skip("waits for the host, as torch.bincount")
-    function, inputs = differentiable(device)[form]
+@pytest.mark.parametrize("part", range(6))
+def test_compile(part, device):
+    """One graph of several functions, with eager's bits, also of gradients."""
+    forms = differentiable(device)
+    del forms["bincount"]  # which waits for the host, as torch.bincount
+    names = rotated(forms, part, 6)
+    functions, inputs = [forms[name][0] for name in names], [x for name in names for x in forms[name][1]]
+    ends = list(itertools.accumulate([len(forms[name][1]) for name in names], initial=0))
+    places = list(itertools.pairwise(ends))
+
+    def function(*given):
+        return [functions[k](*given[begin:end]) for k, (begin, end) in enumerate(places)]
+
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert_same_bits(compiled(*inputs).detach(), function(*inputs).detach())
-    for one in ([x.detach() for x in inputs], inputs):
-        assert_same_bits(compiled(*one).detach(), function(*one).detach())
-    grads = [torch.autograd.grad(f(*inputs).abs().pow(2).sum(), inputs) for f in (compiled, function)]
-    assert_same_bits(tuple(grads[0]), tuple(grads[1]))
+    for each in (inputs, [x.detach() for x in inputs], inputs):
+        results = [f(*each) for f in (compiled, function)]
+        for name, ours, wanted in zip(names, *results, strict=True):
+            assert_same_bits(ours.detach(), wanted.detach(), name)
+    grads = [torch.autograd.grad([y.abs().pow(2).sum() for y in of], inputs) for of in results]
+    for ours, wanted in zip(*grads, strict=True):
+        assert_same_bits(ours, wanted, f"a gradient of {names}")
 
 
 def test_compile_with_sizes(device):

@@ -18,7 +18,7 @@ import torch
 import torch_reduce
 from support import python
 
-PAIRS = 50  # of arguments that do not fit, for each operator: most of them are two different arguments
+PAIRS = 20  # of arguments that do not fit, for each operator: most of them are two different arguments
 OPS = torch.ops.gpureduce
 
 

@@ -556,7 +556,8 @@ def test_compile(device):
     def function(x, offsets):
         y = x.clamp(0, 1) / 4096 + 1  # whose products are finite
         results = []
-        for _, reduce, whole in FORMS.values():
+        for name in ("segment_sum", "segment_prod", "segment_logsumexp"):  # test_meta.py compiles all
+            _, reduce, whole = FORMS[name]
             wide = dict(dtype=torch.float64) if whole.has_dtype else {}
             results += [reduce(y, offsets), reduce(y.t(), offsets, -1, **wide) * 2]
         return [*results, torch_reduce.segment_softmax(y, offsets), torch_reduce.segment_softmax(y.t(), offsets, 1)]
