@@ -184,7 +184,7 @@ def test_same_as_one_process(shape, name, meshes):  # noqa: F811
     only_where_torch_moves(meshes)
     layouts = [[R], [S0], [S1]] if len(shape) == 1 else [[S0, S1], [S1, S0], [S1, S1], [R, S1], [S0, S0]]
     hows = ["plain", "everywhere", "cut", "cut along 1"]
-    pairs = () if shape == (2,) else (0, 2)  # each placement with two kinds of lists, and the other way round
+    pairs = {(2,): (0, 2), (4,): (1, 3), (2, 2): (1,)}[shape]  # each placement has each kind on one of the meshes
     meshes.run(meshes.size, same_as_one_process, shape, name, "float32", layouts, hows, pairs)
 
 

@@ -163,9 +163,7 @@ def random_case(rng, axes):
     )
 
 
-@pytest.mark.parametrize(
-    "shape", [(1,), (2,), (3,), (4,), (5,), (7,), (2, 2), (2, 3), (4, 2), (1, 3), (2, 2, 2)], ids=str
-)
+@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (5,), (2, 2), (2, 3), (4, 2), (2, 2, 2)], ids=str)
 def test_random(shape, world):
     """Random shapes, orders in memory, dims, dtypes and placements; cuts are uneven, and some ranks have nothing."""
     rng = random.Random(str(shape))
@@ -195,18 +193,19 @@ def test_layouts(layout, world):
     cases = []
     for permutation in ([0, 1, 2], [2, 0, 1]):
         for dim in (0, 1, 2, [0, 1], [0, 2], [1, 2], None):
-            for op in OPERATIONS:
-                cases.append(case(op, [37, 5, 90], "float32", placements, dim, permutation=permutation))
+            op = OPERATIONS[len(cases) % 2]
+            cases.append(case(op, [37, 5, 90], "float32", placements, dim, permutation=permutation))
     world.run(world.size, reduce_all, mesh, cases)
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_dtypes(name, mesh, world):
+def test_dtypes(mesh, world):
+    """Each with some results' dtypes, over one dim and over all in turns."""
     cases = []
-    for op in OPERATIONS:
-        for dtype in op.targets(name, None, "float32", "bfloat16", "int64", "complex64"):
-            cases += [case(op, [9001, 2], name, [S0] * len(mesh), dim, dtype=dtype) for dim in (0, None)]
+    for name, op in itertools.product(NAMES, OPERATIONS):
+        for k, dtype in enumerate(op.targets(name, None, "float32", "bfloat16", "int64", "complex64")):
+            dim = (0, None)[(k + len(mesh)) % 2]
+            cases.append(case(op, [9001, 2], name, [S0] * len(mesh), dim, dtype=dtype))
     world.run(world.size, reduce_all, mesh, cases)
 
 
@@ -1277,7 +1276,7 @@ def kin_case(op, shape, name, placements, dims, *, permutation=None, keepdim=Fal
     return op, arguments, placements, keepdim, dtype, wanted
 
 
-@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (5,), (7,), (2, 2), (2, 3), (4, 2), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (2,), (3,), (5,), (2, 2), (2, 3), (2, 2, 2)], ids=str)
 def test_kin(shape, world):
     """Random shapes, orders in memory, dims, dtypes and placements; cuts are uneven, and some ranks have nothing."""
     rng, cases = random.Random(f"kin {shape}"), []
@@ -1310,9 +1309,9 @@ def test_layouts_of_kin(layout, world):
     """The usual ways to cut a weight, among them those whose ranks have no group of their own."""
     mesh, placements = LAYOUTS[layout]
     cases = []
-    for dims in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
-        for op in (PROD, AMIN, ALL):
-            cases.append(kin_case(op, [37, 5, 90], "float32", placements, dims, permutation=[2, 0, 1]))
+    for k, dims in enumerate(([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]), list(LAYOUTS).index(layout)):
+        op = (PROD, AMIN, ALL)[k % 3]
+        cases.append(kin_case(op, [37, 5, 90], "float32", placements, dims, permutation=[2, 0, 1]))
     world.run(world.size, kin_of_all, mesh, cases)
 
 
