@@ -191,8 +191,8 @@ def test_same_as_one_process(shape, name, meshes):  # noqa: F811
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_dtypes(dtype, meshes):  # noqa: F811
     only_where_torch_moves(meshes)
-    for name in CASES:
-        meshes.run(meshes.size, same_as_one_process, (4,), name, dtype, [[S0], [S1]], ["plain"], ())
+    for k, name in enumerate(CASES, int(dtype == "float64")):
+        meshes.run(meshes.size, same_as_one_process, (4,), name, dtype, [[(S0, S1)[k % 2]]], ["plain"], ())
 
 
 def the_model(group, shape, cases):
@@ -433,10 +433,9 @@ def compiled(group):
     wanted = made(torch_reduce.moe_plan(routes, SIZE))(*tensors, weight, *lists, square, scores)
     given = [*(cut(x, mesh, [S1]) for x in tensors), cut(weight, mesh, [R])]
     given += [cut(one, mesh, [R]) for one in (*lists, square, scores)]
-    for backend in ("eager", "aot_eager"):
-        torch._dynamo.reset()
-        for got, bits in zip(torch.compile(function, backend=backend)(*given), wanted, strict=True):
-            assert_result(got, bits, mesh, got.placements, f"compiled by {backend}")
+    torch._dynamo.reset()
+    for got, bits in zip(torch.compile(function, backend="aot_eager")(*given), wanted, strict=True):
+        assert_result(got, bits, mesh, got.placements, "compiled")
 
 
 def test_compiled(meshes):  # noqa: F811
