@@ -183,6 +183,11 @@ ROWS = [(768, HALF), (1001, "float32"), (4500, "float32"), (96, "float64")]
 BATCH = 33 if DEVICE == "cuda" else 9
 
 
+def some(items, k=0):
+    """All of them on a GPU, and every second one in the interpreter, which takes long."""
+    return list(items) if DEVICE == "cuda" else list(items)[k::2]
+
+
 def reductions(x, w):
     """All of them: of one row, Inductor makes one kernel."""
     y = x * 3
@@ -197,7 +202,7 @@ def reductions(x, w):
 
 
 def case_reductions():
-    for n, dtype in [*ROWS, (3, "float32"), (9001, HALF)]:
+    for n, dtype in some([*ROWS, (9001, HALF), (3, "float32")], 1):
         compare(reductions, data((6, n), dtype, 1), data((n,), dtype, 2), calls=0)
 
 
@@ -210,7 +215,7 @@ def case_rows_in_tiles():
         return *numbers, R.rms_norm(x, w.shape, w) * 2
 
     with patched(_kernels, "_WHOLE", 0):
-        for n, tile in ((700, 512), (4096, 512), (4097, 4096), (9001, 4096), (16000, 4096)):
+        for n, tile in some([(700, 512), (4096, 512), (4097, 4096), (16_000, 4096), (9001, 4096)]):
             x, w = data((6, n), "float32", 1), data((n,), "float32", 2)
             compare(f, x, w, calls=0, text=f"'R0_BLOCK': {tile}")
 
@@ -224,13 +229,13 @@ def case_one_kernel():
 
 
 def case_softmaxes():
-    for n, dtype in ROWS:
+    for n, dtype in some(ROWS):
         x = data((6, n), dtype, 1)
         compare(gradients(lambda x: (R.softmax(x * 2, 1) * 3, R.log_softmax(x + 1, -1) * 3)), x, calls=0)
 
 
 def case_norms():
-    for n, dtype in ROWS:
+    for n, dtype in some(ROWS, 1):
         x, w = data((3, 2, n), dtype, 1), data((n,), dtype, 2)
 
         def norms(x, w, n=n):
@@ -241,7 +246,7 @@ def case_norms():
 
 
 def case_losses():
-    for n, dtype in ROWS if DEVICE == "cuda" else ROWS[:3]:  # the interpreter rounds a number of float64 to float32
+    for n, dtype in some(ROWS):  # the interpreter rounds a number of float64 to float32
         target = torch.tensor([1, 5, -100, 7, 0, n - 1])
         w = data((n,), dtype, 2)
 
@@ -254,15 +259,15 @@ def case_losses():
 
 
 def case_gradients_of_reductions():
-    for n, dtype in ROWS[:2]:
+    for n, dtype in some(ROWS[:2], 1):
 
-        def some(x):
+        def functions(x):
             y = x * 2
             norms = [R.vector_norm(y, ord, 1) for ord in (1, 2, float("inf"))]
             others = [f(y, 1) for f in (R.sum, R.mean, R.nansum, R.amax, R.amin, R.logsumexp, R.std, R.var)]
             return (*norms, *others, R.powsum(y, 2, 1), R.powsum(y, 3, 1), R.prod(1 + y / 4096, 1))
 
-        compare(gradients(some), data((6, n), dtype, 1))
+        compare(gradients(functions), data((6, n), dtype, 1))
 
 
 def as_transformers(x, w):
@@ -318,19 +323,20 @@ def case_results_are_not_written_by_the_backward_pass():
         return x.clone()[None], torch.cat([y[None]]).flatten(), torch.stack([z.clone()])
 
     rows = [data((6, 70), "float32", seed) for seed in range(3)]
-    for dynamic in False, True:
+    for dynamic in some([False, True]):
         compare(gradients(stacked), data((1000,), "float32", 1), dynamic=dynamic)
+    for dynamic in some([False, True], 1):
         compare(gradients(copies), *rows, dynamic=dynamic)
 
 
 def case_sizes_known_only_from_the_data():
     """Two calls of each name of test_compile.py on a vector whose size nobody knows before, in turns: that file traces
-    all of them. torch adds up the gradients."""
+    all of them. In the interpreter, of every second name. torch adds up the gradients."""
     from test_compile import UNKNOWN, of_positive, with_gradient
 
     x, close = torch.tensor([1.0, -2, 3, 4, -5, 6, 7, 2.5]), functools.partial(assert_close, equal_nan=True)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        for k, (name, calls) in enumerate(UNKNOWN.items()):
+        for k, (name, calls) in some(enumerate(UNKNOWN.items())):
             two = [calls[k % len(calls)], calls[(k + 3) % len(calls)]]
             compare(functools.partial(with_gradient, of_positive(name, calls=two)), x, compare_results=close)
         # The backward pass reads a concatenation, and what is a part of it and no result.
@@ -401,7 +407,7 @@ def case_batches_and_sizes():
         return R.sum(x * 2, 1), R.softmax(x, 1), R.log_softmax(x, 1), R.layer_norm(x, x.shape[1:])
 
     compiled = torch.compile(f, dynamic=True)
-    for n in (70, 700, 5000):
+    for n in some([70, 700, 5000]):
         x = data((BATCH, n), "float32", n).to(DEVICE)
         right = cpu(f(x))
         for rows in (2, BATCH):

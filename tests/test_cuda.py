@@ -28,19 +28,14 @@ from support import (
     python,
     random_view,
     taken,
+    walked,
 )
-from test_layouts import LAYOUTS
 from torch_reduce.__main__ import has_code_for
 from torch_reduce._library import build_facts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values", "ignore:ComplexHalf support")
 
 SLEEP = 400_000_000  # GPU cycles: about a fifth of a second
-
-
-def same_as_cpu(make, dim, keepdim=False, dtype=None, what=""):
-    """make(device) gives the same view on any device: its sums have the same bits."""
-    assert_same_bits(SUM(make("cuda"), dim, keepdim, dtype=dtype), SUM(make("cpu"), dim, keepdim, dtype=dtype), what)
 
 
 def unrounded(name):
@@ -51,20 +46,9 @@ def unrounded(name):
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", list(LAYOUTS))
-@pytest.mark.parametrize("name", DTYPES)
-def test_cpu_and_cuda_agree_on_layouts(name, layout, cuda):
-    """CPU and GPU give the same bits for every dtype in every layout."""
-
-    def make(device):
-        return LAYOUTS[layout](lambda *shape: data(shape, name, seed=11, device=device))
-
-    same_as_cpu(lambda device: make(device)[0], make("cpu")[1] or None)
-
-
-@pytest.mark.parametrize("block", range(20))
+@walked("block", range(20))
 def test_cpu_and_cuda_agree_on_random_views(block, cuda):
-    """... and for four hundred random views, larger than those that the model takes, to random result dtypes."""
+    """CPU and GPU agree on four hundred random views, larger than those that the model takes, to random dtypes."""
     for seed in range(20 * block, 20 * block + 20):
         rng = random.Random(seed)
         name, target = rng.choice(DTYPES), rng.choice([None, None, *DTYPES])
@@ -82,7 +66,7 @@ def test_cpu_and_cuda_agree_on_random_views(block, cuda):
 @pytest.mark.parametrize(
     "name", ["float32", "bfloat16", "float64", "int8", "float8_e4m3fn", "bool", "complex64", "int64"]
 )
-@pytest.mark.parametrize("length", [1 << 22, (1 << 22) + 1, (1 << 24) + 4097, 10_000_019])
+@walked("length", [1 << 22, (1 << 22) + 1, (1 << 24) + 4097, 10_000_019])
 def test_large_vectors(name, length, cuda):
     """Vectors of many blocks and several joins, also from odd offsets."""
     x = data((1 << 20,), name, seed=12).repeat(length // (1 << 20) + 1)[: length + 3]
@@ -256,7 +240,7 @@ def all_sums(x, dims, dtype=None, tuning=""):
         yield candidate, got
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float64", "complex64", "float8_e5m2", "complex128"])
+@walked("name", ["float32", "bfloat16", "int8", "float64", "complex64", "float8_e5m2", "complex128"])
 @pytest.mark.parametrize("view", list(FORCED))
 def test_forced_plans(view, name, cuda):
     """No plan changes a bit: each that is proposed, other grids, kernels, and numbers of multiprocessors."""
@@ -327,7 +311,7 @@ REACHED = {
 
 
 @pytest.mark.parametrize("kernel", list(REACHED))
-@pytest.mark.parametrize("name", ["bfloat16", "float32", "int8"])
+@walked("name", ["bfloat16", "float32", "int8"])
 def test_every_kernel(kernel, name, cuda):
     """Each kernel takes what it is for, in each of its configurations, and gives the contract's bits."""
     if kernel == "ring_rows" and not gpu()["early"]:
@@ -348,9 +332,7 @@ REDUCED = ["complex32", "complex64", "float8_e5m2"]  # which have the variants t
 
 
 @pytest.mark.parametrize("name", ODD)
-@pytest.mark.parametrize(
-    "length", [513, 530, 1023, 1025, 1100, 2047, 2049, 4096, 4097, 4100, 4128, 4129, 8191, 8200, 20_481, 50_257]
-)
+@walked("length", [513, 530, 1023, 1025, 1100, 2047, 2049, 4096, 4097, 4100, 4128, 4129, 8191, 8200, 20_481, 50_257])
 def test_rows_at_every_odd_address(length, name, cuda):
     """Rows that begin anywhere between two aligned addresses and end anywhere, in an input that ends with the last."""
     vector = 16 // dtype_of(name).itemsize
@@ -401,7 +383,7 @@ def test_rows_of_single_elements(step, name, cuda):
         ("complex64", "complex64", torch.conj),
     ],
 )
-@pytest.mark.parametrize("step", [1, 2])
+@walked("step", [1, 2])
 def test_rows_of_a_chunk_and_more(name, target, view, step, cuda):
     """Whole units, a short last chunk's and a rest of a few elements, under every accumulator and conversion."""
     for length in (4097, 4128, 4129, 4609, 5001, 5120, 5121):
@@ -466,7 +448,7 @@ def test_short_rows_of_every_length(name, cuda):
 
 
 @pytest.mark.parametrize("name", [*ODD, *SPREAD])
-@pytest.mark.parametrize("width", [2, 9, 57, 113, 120, 122, 249, 250, 700])
+@walked("width", [2, 9, 57, 113, 120, 122, 249, 250, 700])
 def test_columns_at_every_odd_address(width, name, cuda):
     """Columns that begin anywhere between two aligned addresses: few, and one more and one less than a tile has."""
     vector = 16 // dtype_of(name).itemsize
@@ -483,7 +465,7 @@ def test_columns_at_every_odd_address(width, name, cuda):
 
 
 @pytest.mark.parametrize("name", [*ODD, *SPREAD])
-@pytest.mark.parametrize("length", [40, 509, 700, 1021, 1500, 4093])
+@walked("length", [40, 509, 700, 1021, 1500, 4093])
 def test_batches_of_columns_at_odd_addresses(length, name, cuda):
     """No row of the next batch of columns gets into a sum, and each batch begins elsewhere in a vector."""
     whole = data((30, length, 77), name, seed=21)
@@ -508,7 +490,7 @@ def test_short_columns_of_every_length(name, cuda):
                 assert_same_bits(got, wanted, f"{length} rows, {cut}, dims {dims}, {tuning!r}")
 
 
-@pytest.mark.parametrize("rows", [4096, 32_768, 70_001])
+@walked("rows", [4096, 32_768, 70_001])
 def test_columns_of_extreme_integers(rows, cuda):
     """Sums of 8 and 16 bits, added in 32 as long as a warp's tile lasts, never overflow."""
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.uint16):
@@ -521,7 +503,7 @@ def test_columns_of_extreme_integers(rows, cuda):
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "float64", "complex64", "float8_e5m2", "bool"])
-@pytest.mark.parametrize("blocks", range(2, 9))
+@walked("blocks", range(2, 9))
 def test_clusters(blocks, name, cuda, clusters):
     """Blocks that join through each other's memory: any number of them, the last one's part whole or a little."""
     many = 0
@@ -589,7 +571,7 @@ def test_expanded(name, cuda):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("width", [2, 7, 30, 86])
+@walked("width", [2, 7, 30, 86])
 def test_batches_of_few_columns(width, name, cuda):
     """Dense columns that begin anywhere between two aligned addresses, each batch elsewhere."""
     vector = max(1, 16 // dtype_of(name).itemsize)
@@ -604,7 +586,7 @@ def test_batches_of_few_columns(width, name, cuda):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("width", [2, 3, 7, 8, 9, 64, 100, 255, 256])
+@walked("width", [2, 3, 7, 8, 9, 64, 100, 255, 256])
 def test_few_columns(width, name, cuda):
     """Dense columns of any width and length, in small and in large tiles."""
     for length in (17, 513, 4095, 4096, 4097, 16 * 512 - 1, 16 * 512 + 1, 40_000):
@@ -617,7 +599,7 @@ def test_few_columns(width, name, cuda):
 @pytest.mark.parametrize(
     "op, name", taken("float32", "bfloat16", "int8", "float64", "complex64", operations=EVERY), ids=str
 )
-@pytest.mark.parametrize("length", [2, 3, 8, 600])
+@walked("length", [2, 3, 8, 600])
 def test_results_at_any_address(length, op, name, cuda):
     """Neighbouring results are stored together only where they lie aligned and side by side."""
     x = data((length, 4096), name, seed=15)
@@ -629,7 +611,7 @@ def test_results_at_any_address(length, op, name, cuda):
 
 
 @pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("target", ["float64", "float16", "int32", "bool", "complex64", "float8_e4m3fn"])
+@walked("target", ["float64", "float16", "int32", "bool", "complex64", "float8_e4m3fn"])
 def test_converted_inputs_in_every_kernel(name, target, cuda):
     """Inputs that are converted element by element take every kernel too."""
     for shape, dim in [
@@ -794,24 +776,6 @@ def test_no_synchronization(op, cuda):
             op(x, dim, out=out)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@every_operation
-def test_threads(op, cuda):
-    """Calls from many threads, each on its own stream, do not disturb one another."""
-    inputs = [(data(shape, name, seed=19), dim) for name in ("float32", "bfloat16") for shape, dim in WORK]
-    wanted = [op(x, dim) for x, dim in inputs]
-    inputs = [(x.to(cuda), dim) for x, dim in inputs]
-    torch.cuda.synchronize()
-
-    def work(seed):
-        rng = random.Random(seed)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(40):
-                i = rng.randrange(len(inputs))
-                assert_same_bits(op(*inputs[i]), wanted[i])
-
-    in_threads(work, range(8))
 
 
 def unequal(make):

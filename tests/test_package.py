@@ -1021,7 +1021,7 @@ setuptools.setup = setup_without_compiling
 def test_wheel_without_a_compiler(tmp_path):
     """The wheel of this library works in a new environment that has torch, where no compiler is to be found.
 
-    There it passes the self-check and the tests of a sum's bits.
+    There it passes the self-check and has the pinned bits of every operation.
     """
     process = setup_py(tiny_tree(tmp_path / "tree"), "bdist_wheel", before=BUILT.format(built=str(PACKAGE)))
     said = process.communicate(timeout=300)[0]
@@ -1051,8 +1051,8 @@ def test_wheel_without_a_compiler(tmp_path):
     code = "import torch, torch_reduce; print(torch.ops.gpureduce.sum(torch.arange(5)))"
     assert in_new("-c", code) == "tensor(10)\n"
     tests = [ROOT / "tests" / name for name in ("test_selfcheck.py", "test_bits.py")]
-    said = in_new("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cpu and sum", *tests)
-    assert int(re.search(r"(\d+) passed", said)[1]) >= 200
+    said = in_new("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "cpu and (selfcheck or pinned)", *tests)
+    assert int(re.search(r"(\d+) passed", said)[1]) >= 30
 
 
 def fetched(cache, release):
