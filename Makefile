@@ -123,14 +123,14 @@ test-docs: build $(WHEELS)
 # leaves behind at its end is no leak of ours.
 SANITIZED := build/sanitize
 RUNTIMES   = $(foreach name,asan ubsan stdc++,$(shell $(CXX) -print-file-name=lib$(name).so))
-CORE_TESTS = order bits layouts rows losses segment indexed weighted variance exact clip odd_calls
+CORE_TESTS = core/test_order core/test_bits core/test_layouts core/test_odd_calls rows segments/test_segment indexed/test_indexed pairs exact/test_exact foreach
 sanitize: $(READY)
 	@echo '==> building with the address and undefined sanitizers in $(SANITIZED)/'
 	@GPUREDUCE_CUDA=0 GPUREDUCE_SANITIZE=address,undefined $(PY) -W ignore setup.py --quiet \
 	  build_py --build-lib $(SANITIZED)/lib build_ext --build-lib $(SANITIZED)/lib --build-temp $(SANITIZED)/objects
 	LD_PRELOAD="$(RUNTIMES)" PYTHONPATH=$(SANITIZED)/lib UBSAN_OPTIONS=print_stacktrace=1 \
 	  ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:allocator_may_return_null=1 \
-	  $(PY) -P -m pytest -p no:cacheprovider -k 'cpu and not instruction' $(CORE_TESTS:%=tests/test_%.py) $(ARGS)
+	  $(PY) -P -m pytest -p no:cacheprovider -k 'cpu and not instruction' $(wildcard $(CORE_TESTS:%=tests/%) $(CORE_TESTS:%=tests/%.py)) $(ARGS)
 	@if ! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 	  echo '==> no GPU is visible: its kernels are left out'; \
 	elif ! command -v compute-sanitizer > /dev/null; then \
@@ -185,7 +185,7 @@ models: build
 NATIVE = $(shell find csrc tools torch_reduce/ladder/emulator -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)
 	$(BIN)ruff check .
-	$(BIN)codespell --skip '*/es.md,*/zh.md' README.md CONTRIBUTING.md Makefile setup.py docs/*.md docs/ladder/*.md csrc torch_reduce/*.py torch_reduce/distributed torch_reduce/tuning torch_reduce/ladder tests/*.py bench/*.py tools examples
+	$(BIN)codespell --skip '*/es.md,*/zh.md' README.md CONTRIBUTING.md Makefile setup.py docs/*.md docs/ladder/*.md csrc torch_reduce/*.py torch_reduce/distributed torch_reduce/tuning torch_reduce/ladder tests/*.py tests/*/*.py bench/*.py tools examples
 	$(BIN)clang-format --dry-run --Werror $(NATIVE)
 
 format: $(LINTERS)

@@ -18,6 +18,7 @@ from worlds import World
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tools"))
+sys.path += map(str, sorted(path for path in (ROOT / "tests").iterdir() if path.is_dir()))  # tests import each other
 import toolkit  # noqa: E402
 
 if not torch.cuda.is_available():  # compiling processes of Inductor's would take more time to start than they save

@@ -29,7 +29,7 @@ MOST = {"cpu": 6 * 2**20, "cuda": 60 * 2**20}  # bytes of a wheel
 ARCHITECTURES = "8.0 9.0 10.0 12.0+PTX"
 # auditwheel leaves these out of the wheel: torch has loaded them before ours. The CUDA runtime comes with torch.
 FROM_TORCH = [f"lib{name}.so" for name in torches.LIBRARIES] + ["libcudart.so.12", "libcudart.so.13"]
-TESTS = ["test_bits.py", "test_selfcheck.py", "test_entry.py", "test_autograd.py"]
+TESTS = [f"core/test_{name}.py" for name in ("bits", "selfcheck", "entry", "autograd")]
 
 
 def build(releases, cpu):

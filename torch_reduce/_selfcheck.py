@@ -1,6 +1,6 @@
 """Results that are pinned to the bit, to check a library on the devices it runs on.
 
-The pinned bits come from the NumPy model of the tests, never from the library: ``tests/test_selfcheck.py`` makes
+The pinned bits come from the NumPy model of the tests, never from the library: ``tests/core/test_selfcheck.py`` makes
 ``_selfcheck.json`` anew and compares.
 """
 
