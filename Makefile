@@ -9,7 +9,7 @@ TORCH_INDEX ?=#     where pip looks for torch, too; without CUDA it looks for a 
 TORCHES ?= 2.11.0 2.12.0 2.13.0 2.14.0 2.15.0#  the torches that `make wheels` builds for and `make test-wheels` tries
 PYTHON ?= python3#  what .venv is made with
 JOBS   ?= $(if $(GPUS),,$(shell n=$$(nproc); echo $$((n < 8 ? n : 8))))#  processes that share the tests: with a GPU one
-ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench, make grid) or the ladder
+ARGS   ?=#          more arguments for pytest (make test), bench/grid.py (make bench), bench/figures.py or the ladder
 VENV   := .venv
 PY     := $(VENV)/bin/python#  `make test PY=python3` uses an environment of your own: nothing is installed
 
@@ -20,19 +20,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-docs bench grid ladder course models family ranks tune sanitize lint format wheel wheels test-wheels clean FORCE
+.PHONY: help build test test-docs bench figures ladder course tune sanitize lint format wheel wheels test-wheels clean FORCE
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make test    set up, build, and run the tests          (ARGS="-k order -x")'
 	@echo 'make test-docs  and the tests of documents, packaging, reports and the course'
 	@echo 'make bench   set up, build, and show sums beside torch.sum, on the GPU or, without one, on the CPU (ARGS="--help")'
-	@echo 'make grid    set up, build, measure the whole grid, and write it into README.md and docs/'
+	@echo 'make figures  set up, build, measure what is older than the sources, and write README.md, docs/ and the pictures'
 	@echo 'make ladder  set up, build, climb the ladder of classic kernels, with counters'
 	@echo 'make course  emulate the ladder on the CPU, with counters: needs Python and g++, no torch, no GPU and no build'
-	@echo 'make models  set up, build, measure sums inside models, and write it into README.md and docs/'
-	@echo 'make family  set up, build, measure all functions but sums, and write it into README.md and docs/'
-	@echo 'make ranks   set up, build, measure ranks on several GPUs, and write it into docs/distributed.md'
 	@echo 'make tune    set up, build, measure plans on this GPU for ten minutes, and fit the choice among them'
 	@echo 'make sanitize  set up, build with the sanitizers of g++, and run the core of the tests; compute-sanitizer on a GPU'
 	@echo 'make build   set up, and build the library in place'
@@ -142,9 +139,8 @@ sanitize: $(READY)
 bench: build
 	PYTHONPATH=. $(PY) bench/grid.py --short $(ARGS)
 
-grid: build
-	PYTHONPATH=. $(PY) bench/grid.py --resume $(ARGS)
-	$(PY) bench/report.py
+figures: build
+	PYTHONPATH=.:bench $(PY) bench/figures.py $(ARGS)
 
 ladder: build
 	PYTHONPATH=. $(PY) -m torch_reduce.ladder run --profile --against-lesson $(ARGS)
@@ -157,30 +153,6 @@ course:
 DATA ?= csrc/core/plan/data/h200.inc
 tune: build
 	PYTHONPATH=. $(PY) -m torch_reduce tune --seconds 540 --alone --write $(DATA) $(ARGS)
-
-family: build
-	PYTHONPATH=. $(PY) bench/family.py --save $(ARGS)
-	PYTHONPATH=. $(PY) bench/weighted.py --save
-	PYTHONPATH=. $(PY) bench/segment.py --save
-	PYTHONPATH=. $(PY) bench/rows.py --save
-	PYTHONPATH=. $(PY) bench/index.py --save
-	PYTHONPATH=. $(PY) bench/exact.py --save
-	$(PY) bench/family_report.py
-	$(PY) bench/rows_report.py
-	$(PY) bench/index_report.py
-	$(PY) bench/exact_report.py
-	$(PY) bench/report.py
-
-ranks: build
-	PYTHONPATH=. $(PY) bench/ranks.py --save $(ARGS)
-	$(PY) bench/ranks_report.py
-	$(PY) bench/report.py
-
-models: build
-	PYTHONPATH=. $(PY) bench/models.py --save $(ARGS)
-	PYTHONPATH=. $(PY) examples/batch_invariance.py --save
-	$(PY) bench/models_report.py
-	$(PY) bench/report.py
 
 NATIVE = $(shell find csrc tools torch_reduce/ladder/emulator -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)

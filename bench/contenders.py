@@ -224,18 +224,22 @@ def processor():
     return platform.processor() or platform.machine()
 
 
-def environment():
-    """Facts that a result depends on besides the code under test, and the hash of that code."""
+def environment(file=None, device=None):
+    """Facts that a result depends on besides the code under test, and the hashes of that code.
+
+    `file` is the one of bench/results that they are for; `device` "cpu" where a GPU is there, but not measured.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     facts = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "csrc": provenance.csrc_hash(),
-        "sources": {part: provenance.csrc_hash(part=part) for part in ("cuda", "cpu")},
+        "sources": provenance.hashes_of(file, device),
         "cpu_name": processor(),
         "cpu_threads": torch.get_num_threads(),
     }
-    if not torch.cuda.is_available():
+    if device == "cpu":
         return facts | {"gpu": None}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return facts | {

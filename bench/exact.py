@@ -8,11 +8,9 @@ Times are of the GPU, between kernels that do not start early, in a CUDA graph, 
 (torch_reduce/tuning/race.py). Some results of each case are first compared with Python's fractions.
 """
 
-import argparse
 import dataclasses
 import fractions
 import functools
-import pathlib
 import random
 import sys
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from torch import Tensor
 
 import contenders
 import family
-import provenance
+import parts
 import torch_reduce
 from torch_reduce.tuning.race import Race
 
@@ -156,15 +154,11 @@ def measure(race):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser = parts.parser(__doc__, ["sums"])
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/exact.py needs an NVIDIA GPU")
-    results, race = contenders.environment(), Race(5)
-    results["sums"] = measure(race)
-    if options.save is not None:
-        provenance.save(results, "exact.json", options.save)
+    parts.run("exact.json", {"sums": lambda: measure(Race(5))}, options, contenders.environment("exact.json"))
 
 
 if __name__ == "__main__":

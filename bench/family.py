@@ -14,11 +14,10 @@ of tensors in one call, timed in a graph of its own, with the host's time of the
 compared with the CPU's bits, where the input is small, or else with torch's.
 """
 
-import argparse
 import concurrent.futures
 import dataclasses
+import functools
 import multiprocessing
-import pathlib
 import random
 import statistics
 import sys
@@ -27,7 +26,7 @@ import time
 import torch
 
 import contenders
-import provenance
+import parts
 import torch_reduce
 from torch_reduce.tuning.problems import random_view
 from torch_reduce.tuning.race import HEAD_START, Flush, Race, same_bits
@@ -315,6 +314,7 @@ def lists(_):
             rows.append(row)
             del tensors, slab
             torch.cuda.empty_cache()
+    print("\n".join(told({"lists": rows})), flush=True)
     return rows
 
 
@@ -349,20 +349,13 @@ def told(results):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser = parts.parser(__doc__, PARTS)
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--only", choices=list(PARTS), help="measure this part")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/family.py needs an NVIDIA GPU")
-    results = dict(contenders.environment())
-    for name in [options.only] if options.only else PARTS:
-        results[name] = PARTS[name](not options.eager)
-        if name == "lists":
-            print("\n".join(told({name: results[name]})), flush=True)
-    if options.save is not None:
-        provenance.save(results, "family.json", options.save)
+    measured = {name: functools.partial(measure, not options.eager) for name, measure in PARTS.items()}
+    parts.run("family.json", measured, options, contenders.environment("family.json"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ WAYS = ("segment_reduce", "nested", "index_add")  # torch's, to sum segments
 
 def source_lines(results, root):
     """Where and when it was measured, on what, and what of csrc/ has changed since; the last line is empty."""
-    hashes = provenance.sources(results, "cuda")
+    hashes = provenance.sources(results)
     where = f"{results['gpu']}, driver {results['driver']}, CUDA {results['cuda']}"
     note = provenance.since(provenance.changed(hashes, root))
     return [f"{where}; {results['date']}, torch {results['torch']}; {provenance.at(hashes)}{note}.", ""]
@@ -206,7 +206,7 @@ def summary(all_results, root):
     It takes the GPUs with results on today's sources, or all GPUs if there is none; and of these the ones on which
     the most functions were measured.
     """
-    today = {r["gpu"] for r in all_results if not provenance.changed(provenance.sources(r, "cuda"), root)}
+    today = {r["gpu"] for r in all_results if not provenance.changed(provenance.sources(r), root)}
     measured = [results for results in all_results if results["gpu"] in today] or all_results
     merged = {}
     for results in measured:
@@ -232,7 +232,7 @@ def summary(all_results, root):
             known = (f"{text} {column}" for column, text in zip(columns, texts, strict=True) if text)
             parts.append(f"- {names}: {'; '.join(known)}.")
     shown = [results for results in measured if results["gpu"] in found]
-    sources = report.measured_when(shown, [provenance.sources(results, "cuda") for results in shown], root)
+    sources = report.measured_when(shown, [provenance.sources(results) for results in shown], root)
     lines = [*report.table(["functions", *columns], rows), ""] if rows else []
     return [*lines, *([*parts, ""] if parts else []), *sources]
 

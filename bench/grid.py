@@ -3,7 +3,7 @@
     python bench/grid.py --short              about 45 cells in 3 minutes, or 21 of the CPU where there is no GPU: what
                                               `make bench` runs
     python bench/grid.py --save               the whole grid, into bench/results/<gpu>/grid.json, which report.py reads
-    python bench/grid.py --resume             the same, but cells that are there already are kept: what `make grid` runs
+    python bench/grid.py --resume             the same, but cells that are there already are kept; `make figures` does
     python bench/grid.py --only "rows.*4096"  cells whose name matches; --cells prints the names
     python bench/grid.py --cpu                the CPU backend alone, as always where there is no GPU
     ncu --profile-from-start off python bench/grid.py --profile "full float32 2^24"
@@ -11,7 +11,7 @@
 Every cell is first checked: on the GPU, our bits must be the CPU backend's. If not, it is not timed, and the run fails.
 The time of a call is taken between kernels that do not start early (timing.py); the same calls back to back are kept
 beside it. A file is written after every cell, and belongs to one torch. The GPU's cells belong to one GPU and one state
-of what the engine is made of there (provenance.py --cuda), and the CPU's to one of what it is made of on the CPU.
+of its kernels (provenance.py --sums), and the CPU's cells to one of the CPU backend.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def main(arguments=None):
         parser.error("no cell matches; --cells prints their names")
 
     clock = Clock(options.budget)
-    facts = who.environment()
+    facts = who.environment("grid.json")
     results = Results(facts, options)
     print(", ".join(f"{name} {facts[name]}" for name in ("torch", "python", "cpu_name", "cpu_threads")))
     print(provenance.at(facts["sources"]))
@@ -136,7 +136,7 @@ class Results:
     """The results so far, of this run and of the file that it continues; the file is written after every cell."""
 
     def __init__(self, facts, options):
-        cpu = {"csrc": facts["sources"]["cpu"], "cases": []}
+        cpu = {"csrc": provenance.csrc_hash(part="cpu"), "cases": []}
         self.table = new = facts | {"cells": len(grid.gpu_cases()), "cases": [], "cpu": cpu}
         self.path = self._path(options.save or options.resume)
         source = self._path(options.resume) if options.save else self.path if options.resume else None
@@ -151,8 +151,8 @@ class Results:
             print(f"{source} is of another {' and another '.join(other)}: measuring everything anew")
             return new
         kept = old | {name: value for name, value in new.items() if name not in ("cases", "cpu")}
-        if provenance.changed(provenance.sources(old, "cuda")):
-            print(f"{source} is of another engine on CUDA: measuring the GPU's cells anew")
+        if provenance.changed(provenance.sources(old)):
+            print(f"{source} is of other kernels: measuring the GPU's cells anew")
             kept = new | {"cpu": old["cpu"]}
         if old["cpu"].get("csrc") != new["cpu"]["csrc"]:
             print(f"{source} is of another engine on the CPU: measuring the CPU's cells anew")
@@ -166,7 +166,7 @@ class Results:
         if gpu is None:
             print("nothing will be saved: only results of a GPU have a place of their own; name a file to keep these")
             return None
-        return RESULTS / provenance.gpu_slug(gpu) / STANDARD
+        return provenance.place(STANDARD, gpu)
 
     def has(self, case, against, cpu=False):
         found = [c for c in self._list(cpu) if c["name"] == case.name and "us" in c]

@@ -11,10 +11,9 @@ Times are of the GPU, between kernels that do not start early, in a CUDA graph, 
 compared with the bits of their own sums. `share`: how fast the bytes move that must move, as a part of a copy's speed.
 """
 
-import argparse
 import contextlib
 import dataclasses
-import pathlib
+import functools
 import random
 import statistics
 import sys
@@ -24,7 +23,7 @@ from torch import Tensor
 
 import contenders
 import family
-import provenance
+import parts
 import torch_reduce
 from torch_reduce.tuning.race import Race, same_bits
 
@@ -253,17 +252,12 @@ PARTS = {
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
-    parser.add_argument("--only", choices=list(PARTS), help="measure this part")
+    parser = parts.parser(__doc__, PARTS)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/index.py needs an NVIDIA GPU")
-    results, race = contenders.environment(), Race(5)
-    for name in [options.only] if options.only else PARTS:
-        results[name] = PARTS[name](race)
-    if options.save is not None:
-        provenance.save(results, "index.json", options.save)
+    measured = {name: functools.partial(measure, Race(5)) for name, measure in PARTS.items()}
+    parts.run("index.json", measured, options, contenders.environment("index.json"))
 
 
 if __name__ == "__main__":

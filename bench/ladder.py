@@ -40,7 +40,7 @@ def main():
         sys.exit("bench/ladder.py needs an NVIDIA GPU")
     results = measure(options.repeats, not options.no_counters)
     if options.save:
-        standard = ROOT / "bench" / "results" / provenance.gpu_slug(results["gpu"]) / "ladder.json"
+        standard = provenance.place("ladder.json", results["gpu"])
         path = standard if options.save is True else pathlib.Path(options.save)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -72,7 +72,7 @@ def measure(repeats, with_counters):
     rungs = ladder.rungs()
     lesson = [rung for rung in rungs if any(rung.name in printed for printed in _climb.LESSONS.values())]
     chosen = [rung for rung in rungs if rung.blocks]
-    results = contenders.environment() | {"csrc": provenance.csrc_hash(part="ladder")}
+    results = contenders.environment("ladder.json")
     results["climb"] = climb("all rungs, float32", rungs, repeats, with_counters=with_counters)
     results["lesson"] = climb("the lessons' rungs, int32", lesson, repeats, "int32", with_counters=with_counters)
     print("\n".join(_climb.against_lesson(results["lesson"]["rungs"], results["lesson"]["ceiling"]["gbps"])))

@@ -79,7 +79,7 @@ def source_lines(slug, results):
         compared = "The kernels were not measured by themselves: every figure is of the sum."
     text = (
         f"{results['gpu']}, {results['date']}: driver {results['driver']}, torch {results['torch']}, "
-        f"CUDA {results['cuda']}; ladder at `{results['csrc'][:12]}`{since(measured_on(results))}. "
+        f"CUDA {results['cuda']}; {provenance.at(of_the_ladder(results))}{since(measured_on(results))}. "
         f"2^24 float32 (2^25 in chapter 5), blocks of 512 where they can be chosen, cold caches, "
         f"medians of {climb['rungs'][1]['repeats']}. "
         f"The ceiling, a kernel that only reads the 64 MiB: {climb['ceiling']['gbps']:,.0f} GB/s. "
@@ -90,7 +90,12 @@ def source_lines(slug, results):
 
 def measured_on(results):
     """{part: hash} of the sources; the rung "engine" runs the engine's."""
-    return {"ladder": results["csrc"], "cuda": results.get("sources", {}).get("cuda")}
+    return results["sources"]
+
+
+def of_the_ladder(results):
+    """{part: hash} of the ladder alone, which all rungs but "engine" are of."""
+    return {"ladder": results["sources"]["ladder"]}
 
 
 def since(hashes):
@@ -120,7 +125,7 @@ def chapter(slug, results, number):
     """A chapter's picture, its times, and its counters, folded."""
     rungs = {rung.name: rung for rung in ladder.rungs() if rung.chapter == number}
     climb = results["climb"]
-    stale = since(measured_on(results) if number == 6 else {"ladder": results["csrc"]})
+    stale = since(measured_on(results) if number == 6 else of_the_ladder(results))
     text = f"{results['gpu']}, {results['date']}{stale}. [How it is measured](measuring.md)."
     table = [[f"[{r.number} {r.name}](../../csrc/ladder/{r.file})", *cells] for r, cells in rows(climb, rungs)]
     lines = [*chapter_picture(slug, results, number), text, ""]
@@ -397,7 +402,7 @@ def contract(slug, results):
     if "contract" not in results:
         return []
     known = results["contract"]
-    older = since({"ladder": results["csrc"]})
+    older = since(of_the_ladder(results))
     if known["file"] != contract_hash():
         older += "; since then the kernel has changed"
     table = [[f"`{step['name']}`", report.number(step["us"]), f"{step['gbps']:,.0f}"] for step in known["rungs"]]
@@ -455,7 +460,7 @@ def holds(all_results):
     note = f"Not measured yet: {', '.join(missing)}. There `python bench/ladder.py --save` fills the column."
     notes = [wrapped(note)] if missing else []
     for _, results in all_results:
-        if older := since({"ladder": results["csrc"]}):
+        if older := since(of_the_ladder(results)):
             notes.append(wrapped(f"{results['gpu']} was measured on {results['date']}{older}."))
     return [*report.table(head, table), "", *(line for lines in notes for line in [*lines, ""])]
 
@@ -539,13 +544,13 @@ LANGUAGES = {  # the table's head, what its figures are, what is said if sources
         ["级", "章", "求和，µs", "GB/s", "加速比"],
         "{gpu}，{date}。µs 和加速比是整个求和的，GB/s 是核函数的（`engine` 是整个求和的）。",
         "测量之后有改动的源码：{}。",
-        {"ladder": "阶梯的核函数", "cuda": "`engine`"},
+        {"ladder": "阶梯的核函数", "sums": "`engine`"},
     ),
     "es": (
         ["peldaño", "capítulo", "suma, µs", "GB/s", "aceleración"],
         "{gpu}, {date}. Los µs y la aceleración son de la suma entera; los GB/s, del kernel (de `engine`, de la suma).",
         " Lo que ha cambiado desde entonces: {}.",
-        {"ladder": "los kernels de la escalera", "cuda": "`engine`"},
+        {"ladder": "los kernels de la escalera", "sums": "`engine`"},
     ),
 }
 

@@ -10,17 +10,15 @@ Results, and gradients, are first compared with the CPU backend's and with torch
 Everywhere ours and torch's take turns. Times in a CUDA graph are between kernels that do not start early (timing.py).
 """
 
-import argparse
+import functools
 import importlib.util
-import pathlib
 import sys
-import time
 
 import torch
 
 import contenders
 import models_report
-import provenance
+import parts
 import timing
 import torch_reduce
 
@@ -32,32 +30,21 @@ COPIES = 6  # of each model that is trained
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser = parts.parser(__doc__, PARTS)
     parser.add_argument("--cpu", action="store_true", help="measure on the CPU")
-    parser.add_argument("--only", choices=list(PARTS), help="measure this part")
     options = parser.parse_args(arguments)
-    if options.only and options.save == pathlib.Path():
-        parser.error("--only measures a part, which has no place of its own: name a file, as in --save FILE")
     device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
-    facts = contenders.environment()
+    facts = contenders.environment(models_report.TIMES, device.type)
     if device.type == "cpu":
-        facts["gpu"] = None
         print(f"NO GPU IS USED HERE: this measures the CPU backend, with {facts['cpu_threads']} threads.")
-    results = measure(device, facts, [options.only] if options.only else list(PARTS))
-    if options.save is not None:
-        provenance.save(results, models_report.TIMES, options.save)
+    print(models_report.source_line(facts), flush=True)
+    measured = {name: functools.partial(measure, device) for name, measure in PARTS.items()}
+    parts.run(models_report.TIMES, measured, options, facts, told)
 
 
-def measure(device, facts, parts):
-    """The parts, each printed as it is done."""
-    results, begin = dict(facts), time.perf_counter()
-    print(models_report.source_line(results), flush=True)
-    for name in parts:
-        results[name] = PARTS[name](device)
-        print("\n" + "\n".join(models_report.PARTS[name](results)).rstrip(), flush=True)
-    print(f"\n{time.perf_counter() - begin:.0f} s in all")
-    return results
+def told(results):
+    """What a part gave, as text."""
+    return ["", *(line for name in results for line in models_report.PARTS[name](results))]
 
 
 def functions(operation):

@@ -26,7 +26,7 @@ NOTHING = ["not measured yet", ""]
 
 def hashes_of(results):
     """{part: hash} of the sources that were measured."""
-    return provenance.sources(results, "cuda" if results["gpu"] else "cpu")
+    return provenance.sources(results)
 
 
 def since(results, root):

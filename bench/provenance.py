@@ -1,27 +1,31 @@
-"""Which sources a result was measured on. Standard library only.
+"""Which sources a result was measured on, and which results are older than today's. Standard library only.
 
     python bench/provenance.py            prints the hash of the engine's sources; the last line of stdout is it alone
-    python bench/provenance.py --cuda     of what the engine is made of on a GPU
-    python bench/provenance.py --cpu      of what it is made of on the CPU
-    python bench/provenance.py --ladder   of the ladder's
+    python bench/provenance.py --rows     of the kernels of rows, and so on: --help lists the parts
+    python bench/provenance.py --old      lists the results that are older than the sources, with the command for each
 
-The engine is csrc/ without csrc/ladder/, and the ladder is csrc/ladder/ and the arithmetic of exact sums, which a rung
-includes. They have no more in common, so results of one stay true when the rest of the other changes. The ladder's rung
-"engine" runs the engine on a GPU. Results of a GPU stay true where only the CPU backend changes: csrc/core/cpu/, and
-the files of other folders whose names begin with cpu. Results of the CPU stay true where only CUDA's sources do:
-csrc/core/cuda/, the .cu and .cuh files of other folders, and the planner (csrc/core/plan/), which plans nothing else.
+The engine is csrc/ without csrc/ladder/. Its hash is SHA-256 over the files, sorted by their POSIX path relative to the
+repository root. Each file contributes: its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is
+skipped but editor backups (names that end in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a
+__pycache__ folder. It says which sources were tested.
 
-The hash is SHA-256 over the files, sorted by their POSIX path relative to the repository root. Each file contributes:
-its path as UTF-8 bytes, one NUL byte, its content, one NUL byte. Nothing is skipped but editor backups (names that end
-in ~ .swp .swo .orig .rej .bak, or look like .#x or #x#) and anything in a __pycache__ folder.
+A result names parts of them: what it ran. The kernels of rows, for example, are the files of csrc/core and csrc/rows
+that are neither the CPU backend's (csrc/core/cpu/, and files of other folders whose names begin with cpu) nor torch's
+operators (csrc/core/torch/, and files whose names begin with torch). The CPU backend is all that is neither CUDA's
+(csrc/core/cuda/, .cu and .cuh files) nor the planner's (csrc/core/plan/), which plans for GPUs. A part's content is its
+code alone: a comment, or a line that is broken elsewhere, makes no result old. Results of one part stay true when the
+rest changes.
 """
 
 import argparse
+import functools
 import hashlib
 import json
+import math
 import pathlib
 import re
 import sys
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BACKUP = re.compile(r".*(~|\.swp|\.swo|\.orig|\.rej|\.bak)|\.#.*|#.*#")
@@ -32,13 +36,66 @@ VARIANT_WORD = re.compile(r"sxm\d*|pcie|nvl\d*|hbm\w*|\d+gb")
 LADDER = ("ladder/", "core/numeric/exact.h", "core/numeric/dtypes.h", "core/order.h")  # what its files include, too
 OF_CPU = re.compile(r"core/cpu/.*|\w+/cpu\w*\.\w+")
 OF_CUDA = re.compile(r"core/(cuda|plan)/.*|.*\.cuh?")
+OF_TORCH = re.compile(r"core/torch/.*|\w+/torch\w*\.\w+")
+FOLDERS = {  # of csrc/, whose kernels a call runs
+    "sums": ("core", "pairs"),
+    "lists": ("core", "foreach"),
+    "rows": ("core", "rows"),
+    "segments": ("core", "segments"),
+    "index": ("core", "segments", "indexed"),
+    "exact": ("core", "segments", "exact"),
+    "ranks": ("core", "rows", "ranks"),
+}
+
+
+def kernels_in(*folders):
+    """Whether a path of csrc/ is of the kernels in these folders."""
+    return lambda path: path.split("/")[0] in folders and not (OF_CPU.fullmatch(path) or OF_TORCH.fullmatch(path))
+
+
 PARTS = {  # of csrc/, by the paths in it
     "engine": lambda path: not path.startswith("ladder/"),
     "ladder": lambda path: path.startswith(LADDER),
-    "cuda": lambda path: not (path.startswith("ladder/") or OF_CPU.fullmatch(path)),
     "cpu": lambda path: not (path.startswith("ladder/") or OF_CUDA.fullmatch(path)),
+    "calls": OF_TORCH.fullmatch,
+    **{name: kernels_in(*folders) for name, folders in FOLDERS.items()},
 }
-NAMES = {"engine": "engine", "ladder": "ladder", "cuda": "engine on CUDA", "cpu": "engine on the CPU"}
+NAMES = {"engine": "engine", "ladder": "ladder", "cpu": "engine on the CPU", "calls": "operators"}
+KERNELS = dict.fromkeys(FOLDERS) | {
+    "index": "sums by index",
+    "exact": "exact sums",
+}  # of what
+
+
+class Measured(NamedTuple):
+    """What a file of results depends on, the script that measures it, and on how many GPUs."""
+
+    parts: tuple[str, ...]
+    script: str
+    options: str = "--save --budget"  # what keeps the results; --budget takes seconds, and results go on from there
+    gpus: int = 1
+
+    def command(self, seconds=math.inf):
+        """The script and its arguments, which may take so many seconds."""
+        return [self.script, *self.options.split(), *([f"{seconds:.0f}"] if "--budget" in self.options else [])]
+
+
+RESULTS = {  # of a GPU, in the order in which bench/figures.py measures them
+    "grid.json": Measured(("sums", "calls"), "bench/grid.py", "--resume --budget"),
+    "rows.json": Measured(("rows",), "bench/rows.py"),
+    "family.json": Measured(("sums", "lists"), "bench/family.py"),
+    "index.json": Measured(("index",), "bench/index.py"),
+    "segments.json": Measured(("segments",), "bench/segment.py"),
+    "exact.json": Measured(("exact",), "bench/exact.py"),
+    "weighted.json": Measured(("sums",), "bench/weighted.py"),
+    "models.json": Measured(("sums", "calls"), "bench/models.py"),
+    "views.json": Measured(("sums",), "bench/views.py", "--save"),
+    "batch_invariance.json": Measured(("sums",), "examples/batch_invariance.py", "--save"),
+    "ladder.json": Measured(("ladder", "sums"), "bench/ladder.py", "--save"),
+    "ranks.json": Measured(("ranks", "calls"), "bench/ranks.py", "--save", gpus=2),
+}
+# What a text says beside its code. A string or character comes first, so that one with // in it stays whole.
+COMMENT = re.compile(r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
 
 
 def csrc_files(root=ROOT, part="engine"):
@@ -49,23 +106,53 @@ def csrc_files(root=ROOT, part="engine"):
     return sorted(kept, key=lambda p: p.relative_to(csrc).as_posix())
 
 
+def code_of(text):
+    """A source without its comments, each space as one blank."""
+    return " ".join(COMMENT.sub(lambda found: found[1] or " ", text).split())
+
+
+@functools.cache
+def code_at(path, _written):
+    """The code of a file, which is read again once it is written anew."""
+    return code_of(path.read_text(encoding="utf-8")).encode()
+
+
 def csrc_hash(root=ROOT, part="engine"):
     """SHA-256 of a part's sources under `root`, in hexadecimal: see the module's docstring."""
     digest = hashlib.sha256()
     for path in csrc_files(root, part):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        content = path.read_bytes() if part == "engine" else code_at(path, path.stat().st_mtime_ns)
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
 
 
-def sources(results, *parts):
-    """{part: hash} of what `results` were measured on, for `changed`; older files know the whole engine's alone."""
-    known = results.get("sources", {})
-    return {part: known[part] for part in parts} if set(parts) <= set(known) else {"engine": results["csrc"]}
+def hashes_of(file, device="cuda"):
+    """{part: hash of today} of what a file's results depend on, on a GPU or on the CPU."""
+    parts = RESULTS[file].parts if file in RESULTS else ("sums",)
+    if device == "cpu":
+        parts = ("cpu", *({"calls"} & {*parts}))
+    return {part: csrc_hash(part=part) for part in parts}
+
+
+def sources(results):
+    """{part: hash} of what `results` were measured on, for `changed`."""
+    return results.get("sources") or {"engine": results["csrc"]}
 
 
 def changed(hashes, root=ROOT):
-    """The names of the parts of csrc/ that are others today than {part: hash or None} says."""
-    return [NAMES[part] for part, known in hashes.items() if known != csrc_hash(root, part)]
+    """The parts of csrc/ that are others today than {part: hash or None} says."""
+    return [part for part, known in hashes.items() if known != csrc_hash(root, part)]
+
+
+def named(parts):
+    """Parts as text: "the kernels of sums and rows and the ladder"."""
+    kernels = [KERNELS[part] or part for part in parts if part in KERNELS]
+    names = [f"the kernels of {listed(kernels)}"] * bool(kernels)
+    return listed(names + [f"the {NAMES[part]}" for part in parts if part in NAMES])
+
+
+def listed(words):
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
 def since(parts):
@@ -75,12 +162,13 @@ def since(parts):
     """
     if not parts:
         return ""
-    return f"; since then the {' and the '.join(parts)} {'has' if len(parts) == 1 else 'have'} changed"
+    one = len(parts) == 1 and parts[0] in ("engine", "ladder", "cpu")
+    return f"; since then {named(parts)} {'has' if one else 'have'} changed"
 
 
 def at(hashes):
     """Words that say which sources a result was measured on, from {part: hash}."""
-    return ", ".join(f"{NAMES[part]} at `{known[:12]}`" for part, known in hashes.items())
+    return ", ".join(f"{named([part]).removeprefix('the ')} at `{known[:12]}`" for part, known in hashes.items())
 
 
 def gpu_slug(name):
@@ -90,25 +178,50 @@ def gpu_slug(name):
     return "-".join(kept or words or ["unknown"])
 
 
+def place(file, gpu):
+    """Where the results of a GPU stand."""
+    return ROOT / "bench" / "results" / gpu_slug(gpu) / file
+
+
 def save(results, name, path):
     """Writes `results` as JSON to `path`, or, if that is Path(), to bench/results/<gpu>/`name`."""
     if path == pathlib.Path():
         if results["gpu"] is None:
             print("nothing is saved: only results of a GPU have a place of their own; name a file to keep these")
             return
-        path = ROOT / "bench" / "results" / gpu_slug(results["gpu"]) / name
+        path = place(name, results["gpu"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")
+
+
+def old(root=ROOT):
+    """[(path, the parts that have changed since)] of the results of a GPU that are older than the sources."""
+    paths = [path for file in RESULTS for path in sorted((root / "bench" / "results").glob(f"*/{file}"))]
+    found = [(path, changed(sources(json.loads(path.read_text(encoding="utf-8"))), root)) for path in paths]
+    return [(path, parts) for path, parts in found if parts]
+
+
+def told(found):
+    """A line for each of `old`: what has changed, and the command that measures it anew."""
+    lines = []
+    for path, parts in found:
+        command = f"make figures ARGS='--only {path.stem}'"
+        lines.append(f"{path.parent.name}/{path.name}{since(parts)}; {command}")
+    return lines
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for part in PARTS:
         parser.add_argument(f"--{part}", dest="part", action="store_const", const=part, default="engine")
+    parser.add_argument("--old", action="store_true", help="list the results that are older than the sources")
     options = parser.parse_args()
     if not (ROOT / "csrc").is_dir():
         sys.exit(f"no folder csrc/ under {ROOT}")
+    if options.old:
+        print("\n".join(told(old())) or "all results are of today's sources")
+        return
     print(csrc_hash(ROOT, options.part))
 
 

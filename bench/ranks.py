@@ -296,7 +296,7 @@ def run(rank, world, folder, options):
     """What a rank does. The first one prints and saves."""
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    results = contenders.environment() | {"gpus": world, "backend": "nccl"}
+    results = contenders.environment("ranks.json") | {"gpus": world, "backend": "nccl"}
     for name in [options.only] if options.only else PARTS:
         results[name] = PARTS[name]()
         if rank == 0:

@@ -152,9 +152,8 @@ def since(results, root):
 
 
 def sources(results):
-    """{part: hash}: the engine on CUDA, and that on the CPU, which grid.py measures apart."""
-    known = provenance.sources(results, "cuda")
-    return known | ({"cpu": results["cpu"]["csrc"]} if "csrc" in results.get("cpu", {}) else {})
+    """{part: hash}: what the GPU ran, and the engine on the CPU, which grid.py measures apart."""
+    return provenance.sources(results) | ({"cpu": results["cpu"]["csrc"]} if "csrc" in results.get("cpu", {}) else {})
 
 
 def warnings(results):
@@ -398,8 +397,8 @@ A cell above 100% of read names its reason:
 On a machine with an NVIDIA GPU; the last two commands write their results into `bench/results/` and this page.
 ```
 make bench                             # about 45 cells, in a few minutes; nothing is saved. No GPU: 21 of the CPU
-make grid                              # all cells
-python bench/views.py --save && python bench/report.py
+make figures ARGS='--only grid'        # all cells
+make figures ARGS='--only views'       # random views
 ```
 """
 WHY = """\
@@ -510,7 +509,7 @@ def views_section(all_views, root):
     for _, results in all_views:
         rows = sorted((view["torch_us"] / view["us"], view) for view in results["views"])
         lost = [[v["view"], number(v["us"]), number(v["torch_us"]), times(r)] for r, v in rows if r < 1]
-        hashes = provenance.sources(results, "cuda")
+        hashes = provenance.sources(results)
         lines += [
             views_text(results),
             f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, "

@@ -4,31 +4,30 @@
     python bench/rows.py --save          and keeps it in bench/results/<gpu>/rows.json
     python bench/rows.py --eager         without torch.compile
     python bench/rows.py --only NAME     one function, and its backward pass
-    python bench/rows.py --dtype NAME    one dtype
     python bench/rows.py --seed N        other lengths beside the usual ones
 
 softmax, log_softmax, rms_norm and layer_norm, forward and backward; cross_entropy, and the same with its gradient;
 softmax over dim 0; logsumexp and log_prob, which write one number per row; and rounding to float8 behind the sum and
-norm of two tensors, and behind silu(x) * y. It measures lengths that models have, and
-more that the seed draws. GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for
+norm of two tensors, and behind silu(x) * y. It measures lengths that models have, and more
+that the seed draws. GPU time in CUDA graphs, cold, as bench/grid.py takes it. The copy moves the same bytes; for
 a backward pass it is the add of two tensors by torch, which reads two and writes one, and beside functions that only
 read it is our sum of the rows. Each result is first compared with the CPU's bits (small inputs) or with torch's in
 double precision. At the end: how many times as fast as each rival, as a geometric mean and at worst.
 """
 
-import argparse
 import concurrent.futures
+import functools
 import math
 import multiprocessing
 import os
-import pathlib
 import random
 import sys
 
 import torch
 
 import contenders
-import provenance
+import parts
+import slower
 import torch_reduce
 from family import clones
 from torch_reduce.tuning.race import Race, same_bits
@@ -248,8 +247,6 @@ def is_right(name, ours, theirs, x, weight):
 
 def measure(all_cells, compiles):
     race, rows = Race(5), []
-    if compiles:
-        compile_ahead(all_cells)
     for name, backward, shape_name, shape, dtype in all_cells:
         ours, theirs = functions_of(name, backward)
         x, weight = inputs_of(name, backward, shape, dtype)
@@ -302,22 +299,28 @@ def summary(rows):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser = parts.parser(__doc__, MAKERS)
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--only", choices=list(MAKERS), help="measure this function")
-    parser.add_argument("--dtype", choices=DTYPES, help="measure this dtype")
     parser.add_argument("--seed", type=int, default=0, help="what draws some of the lengths")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/rows.py needs an NVIDIA GPU")
-    names = [options.only] if options.only else list(MAKERS)
-    dtypes = [options.dtype] if options.dtype else DTYPES
-    all_cells = list(cells(names, shapes_of(options.seed), dtypes))
-    results = contenders.environment() | {"rows": measure(all_cells, not options.eager)}
-    summary(results["rows"])
-    if options.save is not None:
-        provenance.save(results, "rows.json", options.save)
+    shapes = shapes_of(options.seed)
+    all_cells = {name: list(cells([name], shapes, DTYPES)) for name in MAKERS}
+
+    @functools.cache  # once for all parts, as the processes take as long to start as many a part
+    def compiled():
+        if not options.eager:
+            compile_ahead([cell for name in ([options.only] if options.only else MAKERS) for cell in all_cells[name]])
+
+    def part(name):
+        compiled()
+        return measure(all_cells[name], not options.eager)
+
+    measured = {name: functools.partial(part, name) for name in MAKERS}
+    facts = contenders.environment("rows.json") | {"seed": options.seed}
+    results = parts.run("rows.json", measured, options, facts)
+    summary(slower.rows_of(results))
 
 
 if __name__ == "__main__":

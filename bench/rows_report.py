@@ -9,6 +9,7 @@ library only.
 
 import family_report
 import report
+import slower
 
 PAGE, TIMES = "docs/rows.md", "rows.json"
 
@@ -21,7 +22,7 @@ def cell(row):
 
 def times(results, root):
     """Where it was measured, and a row per function and shape, with a column per dtype."""
-    rows = results.get("rows", [])
+    rows = slower.rows_of(results)
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     found = {}
     for row in rows:

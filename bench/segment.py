@@ -10,10 +10,9 @@ Times are of the GPU, between kernels that do not start early, in a CUDA graph, 
 (torch_reduce/tuning/race.py). Results are first compared with the bits of each segment's own sum, for some segments.
 """
 
-import argparse
 import dataclasses
+import functools
 import math
-import pathlib
 import random
 import sys
 import time
@@ -24,7 +23,7 @@ import torch
 import contenders
 import family
 import family_report
-import provenance
+import parts
 import torch_reduce
 from torch_reduce.tuning.race import Race, same_bits
 
@@ -164,8 +163,9 @@ def cpu_race(x, functions):
     return {name: sorted(times[1:])[2] for name, times in samples.items()}
 
 
-def measure(cases, device, shrink):
-    """A row a case: microseconds of each way."""
+def measure(cases, device):
+    """A row per case: microseconds of each way. The CPU has a sixteenth of the elements."""
+    shrink = 16 if device == "cpu" else 1
     race, rows = device == "cuda" and Race(5), []
     for kind, (size, *columns), dtype in cases:
         size //= shrink
@@ -192,6 +192,7 @@ def measure(cases, device, shrink):
         del x, lengths, offsets, functions
         if race:
             torch.cuda.empty_cache()
+    print(family_report.all_segments(rows))
     return rows
 
 
@@ -205,19 +206,15 @@ def told(row):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
-    parser.add_argument("--only", choices=list(PARTS), help="measure this part")
+    parser = parts.parser(__doc__, PARTS)
     parser.add_argument("--cpu", action="store_true", help="measure the CPU, with a sixteenth of the elements")
     options = parser.parse_args(arguments)
     if not options.cpu and not torch.cuda.is_available():
         sys.exit("bench/segment.py needs an NVIDIA GPU")
-    results = dict(contenders.environment(), device="cpu" if options.cpu else "cuda")
-    for name in [options.only] if options.only else PARTS:
-        rows = results[name] = measure(PARTS[name], results["device"], 16 if options.cpu else 1)
-        print(f"{name}: {family_report.all_segments(rows)}")
-    if options.save is not None:
-        provenance.save(results, "segments.json", options.save)
+    device = "cpu" if options.cpu else "cuda"
+    facts = contenders.environment("segments.json", device) | {"device": device}
+    measured = {name: functools.partial(measure, cases, device) for name, cases in PARTS.items()}
+    parts.run("segments.json", measured, options, facts)
 
 
 if __name__ == "__main__":

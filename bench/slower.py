@@ -93,8 +93,13 @@ def of_segments(results):
                 yield "`segment_sum`", SEGMENTS[way], cell, row["us"][way] / row["us"]["segment_sum"]
 
 
+def rows_of(results):
+    """All rows that bench/rows.py measured; its parts are functions."""
+    return [row for part in results.values() if isinstance(part, list) for row in part]
+
+
 def of_rows(results):
-    for row in results.get("rows", []):
+    for row in rows_of(results):
         name, *more = row["function"].split(" ", 1)
         yield from beside(f"`{name}`{' ' if more else ''}{''.join(more)}", f"{row['shape']}, {row['dtype']}", row)
 
@@ -191,7 +196,7 @@ def load(root):
 def sources(kind, results):
     """{part: hash} of what a file's results were measured on."""
     on_cpu = {"cpu": results["cpu"]["csrc"]} if kind == "grid" and "csrc" in results.get("cpu", {}) else {}
-    return provenance.sources(results, "cuda") | on_cpu
+    return provenance.sources(results) | on_cpu
 
 
 def classes(loaded, split=True):

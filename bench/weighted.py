@@ -10,9 +10,7 @@ Times are of the GPU, between kernels that do not start early, in a CUDA graph, 
 with the CPU's bits, where the inputs are small, or else with our sum of the product where that has the same bits.
 """
 
-import argparse
 import dataclasses
-import pathlib
 import random
 import sys
 
@@ -21,7 +19,7 @@ import torch
 import contenders
 import family
 import family_report
-import provenance
+import parts
 from torch_reduce.tuning.problems import random_view
 from torch_reduce.tuning.race import Race, same_bits
 
@@ -154,19 +152,16 @@ def told(row):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const="", help="keep the results")
+    parser = parts.parser(__doc__, ("weighted", "weighted_views"))
     parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--only", metavar="TEXT", help="measure the cases whose names contain this")
+    parser.add_argument("--cases", metavar="TEXT", help="measure the cases whose names contain this")
     options = parser.parse_args(arguments)
+    if options.cases and options.save is not None:
+        parser.error("--cases measures a part of a part, which is not kept")
     if not torch.cuda.is_available():
         sys.exit("bench/weighted.py needs an NVIDIA GPU")
-    results = dict(contenders.environment())
-    results["weighted"] = measure(not options.eager, options.only)
-    if not options.only:
-        results["weighted_views"] = views()
-    if options.save is not None:
-        provenance.save(results, "weighted.json", options.save)
+    measured = {"weighted": lambda: measure(not options.eager, options.cases), "weighted_views": views}
+    parts.run("weighted.json", measured, options, contenders.environment("weighted.json"))
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def main():
         import contenders
         import provenance
 
-        results = contenders.environment() | {"n": n, "sizes": sizes, "cases": cases}
-        results["gpu"] = name_of(options.device) if options.device.type == "cuda" else None
+        facts = contenders.environment("batch_invariance.json", options.device.type)
+        results = facts | {"n": n, "sizes": sizes, "cases": cases}
         provenance.save(results, "batch_invariance.json", options.save)
     if any(max(case["patterns"]["torch_reduce.sum"]) for case in cases):
         sys.exit("torch_reduce.sum has other bits in another batch: that must not be")

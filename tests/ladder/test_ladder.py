@@ -742,7 +742,7 @@ def test_documents_are_what_the_results_give(capsys):
 
 def of_these_sources(results):
     """Skips a test of results from older sources, since their kernels and claims may differ."""
-    if results["csrc"] != provenance.csrc_hash(part="ladder"):
+    if results["sources"]["ladder"] != provenance.csrc_hash(part="ladder"):
         pytest.skip("measured on older sources of the ladder")
 
 
@@ -914,7 +914,7 @@ def test_older_results_of_lessons_are_noted():
     """Below the table stands which GPU was measured on other sources, and when."""
     results = dict(RESULTS)["h200"]
     for known, older in (("0" * 64, True), (provenance.csrc_hash(part="ladder"), False)):
-        lines = ladder_report.holds([("h200", results | {"csrc": known})])
+        lines = ladder_report.holds([("h200", results | {"sources": results["sources"] | {"ladder": known}})])
         note = f"{results['gpu']} was measured on {results['date']}; since then the ladder has changed."
         assert (note in lines) == older, lines[-6:]
 
@@ -923,7 +923,7 @@ def test_older_results_of_lessons_are_noted():
 def test_times_of_the_contracts_kernel():
     """Chapter 7 has them beside multi_element's, and says if the kernel is another one now."""
     steps = [{"name": "4_contract", "us": 20.5, "gbps": 3273.6}, {"name": "multi_element", "us": 19.75, "gbps": 3398.0}]
-    results = dict(RESULTS)["h200"] | {"csrc": provenance.csrc_hash(part="ladder")}
+    results = dict(RESULTS)["h200"] | {"sources": {"ladder": provenance.csrc_hash(part="ladder"), "sums": None}}
     for file, older in ((ladder_report.contract_hash(), False), ("0" * 64, True)):
         text = "\n".join(ladder_report.contract("h200", results | {"contract": {"file": file, "rungs": steps}}))
         assert ("since then the kernel has changed" in text) == older

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import hashlib
 import json
 import os
@@ -28,9 +29,11 @@ import cases  # noqa: E402
 import contenders  # noqa: E402
 import exact_report  # noqa: E402
 import family_report  # noqa: E402
+import figures  # noqa: E402
 import grid  # noqa: E402
 import models  # noqa: E402
 import models_report  # noqa: E402
+import parts  # noqa: E402
 import pictures  # noqa: E402
 import provenance  # noqa: E402
 import report  # noqa: E402
@@ -46,8 +49,26 @@ def bench(*arguments):
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
-def source_hash(pattern):
-    """SHA-256 over the sorted relative paths that match, and the contents of these files, each with a NUL."""
+def without_comments(text):
+    """C++ without comments, as a reader goes through it: character by character."""
+    kept, at = [], 0
+    while at < len(text):
+        if text.startswith("//", at):
+            at = text.find("\n", at) if "\n" in text[at:] else len(text)
+        elif text.startswith("/*", at):
+            at = text.index("*/", at) + 2
+            kept.append(" ")
+        elif text[at] in "\"'" and (end := re.compile(r"(?:\\.|[^\\\n])*?" + text[at]).match(text, at + 1)):
+            kept.append(text[at : end.end()])
+            at = end.end()
+        else:
+            kept.append(text[at])
+            at += 1
+    return " ".join("".join(kept).split())
+
+
+def source_hash(pattern, code):
+    """SHA-256 over the sorted relative paths that match, and these files or their code, each with a NUL."""
     files = {}
     for folder, _, names in os.walk(ROOT / "csrc"):
         for name in names:
@@ -56,6 +77,8 @@ def source_hash(pattern):
             if re.match(pattern, relative):
                 with open(path, "rb") as file:
                     files[relative] = file.read()
+                if code:
+                    files[relative] = without_comments(files[relative].decode()).encode()
     text = b"".join(name.encode() + b"\0" + files[name] + b"\0" for name in sorted(files))
     return hashlib.sha256(text).hexdigest()
 
@@ -66,20 +89,20 @@ def source_hash(pattern):
 def test_table_of_functions_says_when_it_is_old():
     """README's table says in a line when it was measured, and whether the sources have changed since."""
     results = json.loads((ROOT / "bench" / "results" / "h200" / "family.json").read_text(encoding="utf-8"))
-    now = {"cuda": provenance.csrc_hash(ROOT, "cuda")}
-    for known, is_old in ((now, False), ({"cuda": "0" * 64}, True)):
-        text = "\n".join(family_report.summary([results | {"sources": results["sources"] | known}], ROOT))
+    now = {"sums": provenance.csrc_hash(ROOT, "sums")}
+    for known, is_old in ((now, False), ({"sums": "0" * 64}, True)):
+        text = "\n".join(family_report.summary([results | {"sources": known}], ROOT))
         assert f"Measured on NVIDIA H200, {results['date']}, torch" in text
-        assert ("since then the engine on CUDA has changed" in text) == is_old
-    others = [results | {"gpu": "another", "sources": results["sources"] | {"cuda": "1" * 64}}]
-    fresh = [results | {"sources": results["sources"] | now}]
+        assert ("since then the kernels of sums have changed" in text) == is_old
+    others = [results | {"gpu": "another", "sources": {"sums": "1" * 64}}]
+    fresh = [results | {"sources": now}]
     text = "\n".join(family_report.summary(fresh + others, ROOT))
     assert "eager torch, NVIDIA" in text and "another" not in text  # measured on today's sources, and not
     assert "eager torch, another" in "\n".join(family_report.summary(others, ROOT))
 
 
 PLACE = {"gpu": "a GPU", "driver": "1", "cuda": "13.0", "date": "2026-11-25", "torch": "2.11.0"}
-PLACE |= {"sources": {"cuda": provenance.csrc_hash(ROOT, "cuda"), "cpu": "0" * 64}}
+PLACE |= {"sources": {"sums": provenance.csrc_hash(ROOT, "sums")}}
 
 
 def test_table_of_functions_compares_with_the_fastest_way():
@@ -142,16 +165,57 @@ def test_documentation_is_what_the_results_give(script):
     [
         ([], "csrc/(?!ladder/)"),
         (["--ladder"], r"csrc/(ladder/|core/numeric/(exact|dtypes)\.h|core/order\.h)"),
-        (["--cuda"], r"csrc/(?!ladder/|core/cpu/|\w+/cpu[\w.]+$)"),
         (["--cpu"], r"csrc/(?!ladder/|core/cuda/|core/plan/|.*\.cuh?$)"),
+        (["--calls"], r"csrc/(core/torch/|\w+/torch[\w.]+$)"),
+        (["--sums"], r"csrc/(core|pairs)/(?!cpu[/\w]*\.\w+$|cpu/|torch/|torch\w*\.\w+$)"),
+        (["--index"], r"csrc/(core|segments|indexed)/(?!cpu[/\w]*\.\w+$|cpu/|torch/|torch\w*\.\w+$)"),
     ],
-    ids=["engine", "ladder", "cuda", "cpu"],
+    ids=["engine", "ladder", "cpu", "calls", "sums", "index"],
 )
 def test_provenance(arguments, pattern):
-    """bench/provenance.py prints the hash of the engine's sources, of the ladder's, or of the engine's on a device."""
+    """bench/provenance.py prints the hash of the engine's sources, or of the code of a part."""
     result = bench("bench/provenance.py", *arguments)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip().splitlines()[-1] == source_hash(pattern)
+    assert result.stdout.strip().splitlines()[-1] == source_hash(pattern, code=bool(arguments))
+
+
+def test_comments_make_no_result_old(tmp_path):
+    """Comments, and where a line breaks, do not count; a string with // in it, and every other letter, does."""
+    file = tmp_path / "csrc" / "rows" / "one.cu"
+    file.parent.mkdir(parents=True)
+
+    def hash_of(text):
+        file.write_text(text)
+        return provenance.csrc_hash(tmp_path, "rows")
+
+    first = hash_of('// one\nint a = 1; /* two\nlines */ auto b = "//";\n')
+    assert hash_of('int a = 1;\n\n  auto b = "//"; // another') == first
+    assert hash_of('int a = 2; auto b = "//";') != first and hash_of('int a = 1; auto b = "/";') != first
+
+
+def test_old_results(tmp_path):
+    """`--old` lists each file that is older than its part of the sources, and the command that measures it."""
+    (tmp_path / "csrc" / "rows").mkdir(parents=True)
+    (tmp_path / "csrc" / "rows" / "one.cu").write_text("int a;")
+    folder = tmp_path / "bench" / "results" / "example"
+    folder.mkdir(parents=True)
+    now = {"rows": provenance.csrc_hash(tmp_path, "rows"), "index": provenance.csrc_hash(tmp_path, "index")}
+    (folder / "rows.json").write_text(json.dumps({"csrc": "0", "sources": {"rows": now["rows"]}}))
+    (folder / "index.json").write_text(json.dumps({"csrc": "0", "sources": {"index": now["index"]}}))
+    assert provenance.old(tmp_path) == []
+    (tmp_path / "csrc" / "rows" / "one.cu").write_text("int b;")
+    assert provenance.old(tmp_path) == [(folder / "rows.json", ["rows"])]
+    (line,) = provenance.told(provenance.old(tmp_path))
+    assert line == "example/rows.json; since then the kernels of rows have changed; make figures ARGS='--only rows'"
+
+
+def test_every_file_of_results_is_known():
+    """provenance.RESULTS has every file of results but the reports of tests, and its scripts are there."""
+    assert {path.name for path in RESULTS if not path.name.startswith("tests")} <= set(provenance.RESULTS)
+    for file, measured in provenance.RESULTS.items():
+        script = (ROOT / measured.script).read_text()
+        assert "--save" in script or "parts.parser" in script, file
+        assert set(measured.parts) <= set(provenance.PARTS)
 
 
 def test_provenance_of_an_unknown_part():
@@ -278,12 +342,12 @@ def test_grid_on_the_cpu(tmp_path):
     assert json.loads(file.read_text())["cpu"]["cases"] == found
     results = json.loads(file.read_text())
     cell = made_up("full float32 2^10") | {"us_back_to_back": {}}
-    other = {"sources": results["sources"] | {"cuda": "0" * 64}, "cases": [cell]}
-    file.write_text(json.dumps(results | other))  # CUDA's sources changed
+    other = {"sources": results["sources"] | {"sums": "0" * 64}, "cases": [cell]}
+    file.write_text(json.dumps(results | other))  # the kernels changed
     text = bench(*command).stdout
     assert "measuring the GPU's cells anew" in text and "measuring the CPU's" not in text
     assert json.loads(file.read_text())["cpu"]["cases"] == found
-    other = {"sources": results["sources"] | {"cpu": "0" * 64}, "cpu": results["cpu"] | {"csrc": "0" * 64}}
+    other = {"cpu": results["cpu"] | {"csrc": "0" * 64}}
     file.write_text(json.dumps(results | other | {"cases": [cell]}))  # the CPU's did
     text = bench(*command).stdout
     assert "measuring the CPU's cells anew" in text and "measuring the GPU's" not in text
@@ -745,7 +809,7 @@ def test_figure_shows_what_it_says(results):
 
 @pytest.mark.parametrize("slug", [slug for slug, _ in report.load_results(ROOT, models_report.TIMES)])
 def test_models_were_measured_together(slug):
-    """`make models` writes both files, so both are of the same sources."""
+    """`make figures` writes both files, so both are of the same sources."""
     both = [dict(report.load_results(ROOT, name))[slug] for name in (models_report.TIMES, models_report.INVARIANCE)]
     assert both[0]["csrc"] == both[1]["csrc"]
 
@@ -880,28 +944,29 @@ def test_results_of_other_sources_are_noted(page, models_repository):
         assert check(models_repository) is None
         return [NOTE in text for text in texts]
 
-    hashes = {part: provenance.csrc_hash(models_repository, part) for part in ("cuda", "cpu")}
-    cpu = {"cpu": results["cpu"] | {"csrc": hashes["cpu"]}} if page == "grid" else {}
+    hashes = {"sums": provenance.csrc_hash(models_repository, "sums")}
+    on_cpu = provenance.csrc_hash(models_repository, "cpu")
+    cpu = {"cpu": results["cpu"] | {"csrc": on_cpu}} if page == "grid" else {}
     assert note_in({"csrc": "0" * 64} | cpu) == [True, True]
     assert note_in({"csrc": provenance.csrc_hash(models_repository)} | cpu) == [False, False]
-    assert note_in({"sources": hashes | {"cuda": "0" * 64}} | cpu) == [True, True]
+    assert note_in({"sources": {"sums": "0" * 64}} | cpu) == [True, True]
     assert note_in({"sources": hashes} | cpu) == [False, False]
     (models_repository / "csrc" / "core" / "cpu").mkdir(parents=True)
-    (models_repository / "csrc" / "core" / "cpu" / "sum.cpp").write_text("// another CPU backend")
+    (models_repository / "csrc" / "core" / "cpu" / "sum.cpp").write_text("another_CPU_backend")
     checked = check if program is report else check_models
     if page == "grid":
         assert "run: python bench/report.py" in checked(models_repository)
         report.main(["--root", str(models_repository)])
         assert f"{NOTE}engine on the CPU has changed.\n" in (models_repository / made[0]).read_text()
     (models_repository / "csrc" / "ladder").mkdir()
-    (models_repository / "csrc" / "ladder" / "one.cu").write_text("// another ladder")
+    (models_repository / "csrc" / "ladder" / "one.cu").write_text("another_ladder")
     assert checked(models_repository) is None  # of no concern to these
     (models_repository / "csrc" / "core" / "plan").mkdir()
-    (models_repository / "csrc" / "core" / "plan" / "plan.h").write_text("// another plan")
+    (models_repository / "csrc" / "core" / "plan" / "plan.h").write_text("another_plan")
     assert "run: python bench/" in checked(models_repository)
     program.main(["--root", str(models_repository)])
     assert checked(models_repository) is None and NOTE in (models_repository / made[0]).read_text()
-    (models_repository / "csrc" / "core" / "plan" / "plan.h").write_text("// and another one")
+    (models_repository / "csrc" / "core" / "plan" / "plan.h").write_text("and_another_one")
     assert checked(models_repository) is None  # the note is there already
 
 
@@ -909,13 +974,13 @@ def test_older_results_of_batch_invariance_are_noted(models_repository):
     """README's summary and the page name the date and what has changed since; of today's sources they do not."""
     path = models_repository / "bench" / "results" / "example" / models_report.INVARIANCE
     results = made_up_models()[1]
-    today = {part: provenance.csrc_hash(models_repository, part) for part in ("cuda", "cpu")}
+    today = {"sums": provenance.csrc_hash(models_repository, "sums")}
     for older in (True, False):
-        path.write_text(json.dumps(results | {"sources": today | ({"cuda": "0" * 64} if older else {})}))
+        path.write_text(json.dumps(results | {"sources": {"sums": "0" * 64} if older else today}))
         models_report.main(["--root", str(models_repository)])
         readme = (models_repository / "README.md").read_text()
         (summary,) = re.findall("<!-- models:summary -->.*?<!-- /models:summary -->", readme, flags=re.DOTALL)
-        note = f", measured on {results['date']}{NOTE}engine on CUDA has changed:"
+        note = f", measured on {results['date']}{NOTE}kernels of sums have changed:"
         summary = " ".join(summary.split())
         assert (note in summary) == older and summary.count(NOTE) == older
         assert check_models(models_repository) is None
@@ -926,15 +991,20 @@ def test_what_has_changed_since(tmp_path):
     for name in ("ladder/one.cu", "core/cuda/sum.cu", "core/cpu/sum.cpp", "rows/cpu.cpp"):
         (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "csrc" / name).write_text(name)
-    now = {part: provenance.csrc_hash(tmp_path, part) for part in ("ladder", "cuda")}
+    now = {part: provenance.csrc_hash(tmp_path, part) for part in ("ladder", "sums")}
 
     def since(hashes):
         return provenance.since(provenance.changed(hashes, tmp_path))
 
     assert since(now) == ""
     assert since(now | {"ladder": "0" * 64}) == f"{NOTE}ladder has changed"
-    assert since(now | {"cuda": None}) == f"{NOTE}engine on CUDA has changed"
-    assert since(dict.fromkeys(now, "0" * 64)) == f"{NOTE}ladder and the engine on CUDA have changed"
+    assert since(now | {"sums": None}) == f"{NOTE}kernels of sums have changed"
+    assert since(dict.fromkeys(now, "0" * 64)) == f"{NOTE}kernels of sums and the ladder have changed"
+    several = dict.fromkeys(("index", "calls", "rows", "cpu"))
+    assert (
+        since(several)
+        == f"{NOTE}kernels of sums by index and rows, the operators and the engine on the CPU have changed"
+    )
     for name in ("core/cpu/sum.cpp", "rows/cpu.cpp"):
         (tmp_path / "csrc" / name).write_text("other")
     assert since(now) == ""
@@ -962,7 +1032,7 @@ def test_what_is_slower(models_repository):
     ]
     rows = [row | {"dtype": "float32"} for row in rows]
     facts = {key: value for key, value in made_up_results().items() if isinstance(value, (str, int))}
-    (folder / "rows.json").write_text(json.dumps(facts | {"rows": rows}))
+    (folder / "rows.json").write_text(json.dumps(facts | {"softmax": rows}))
     (folder / report.VIEWS).write_text(json.dumps(made_up_views()))
     write(models_repository, made_up_results())
     readme, page = ((models_repository / path).read_text() for path in ("README.md", report.PAGE))
@@ -995,7 +1065,7 @@ def test_what_is_slower(models_repository):
         assert f"| {what} | " in section
     assert "`softmax` | torch |" not in section  # ours is faster
     assert "| float32 (1,) dims (0,) | 2.00 | 0.72 | **0.360×** |" in page and "(0,) dims" not in page
-    (folder / "rows.json").write_text(json.dumps(facts | {"rows": rows[:1]}))
+    (folder / "rows.json").write_text(json.dumps(facts | {"softmax": rows[:1]}))
     assert "README.md" in check(models_repository)
 
 
@@ -1050,13 +1120,111 @@ def test_models_on_the_cpu(small_models, tmp_path, capsys):
 
 
 def test_one_part_of_models(small_models, capsys):
-    """--only measures one; it is not kept where all are expected."""
+    """--only measures one; it is not kept where only results of a GPU are expected."""
     models.main(["--cpu", "--only", "host"])
     text = capsys.readouterr().out
     assert "`torch_reduce.mean`" in text and "examples/train.py" not in text
-    with pytest.raises(SystemExit):
-        models.main(["--cpu", "--only", "host", "--save"])
-    assert "name a file" in capsys.readouterr().err
+    models.main(["--cpu", "--only", "host", "--save"])
+    assert "nothing is saved" in capsys.readouterr().out
+
+
+# --- bench/parts.py and bench/figures.py ----------------------------------------------------------------------
+
+
+class Measured:
+    """Two parts, and which of them have been measured."""
+
+    def __init__(self, path):
+        self.path, self.done = path, []
+
+    def run(self, *arguments, **facts):
+        made = {name: functools.partial(self.measure, name) for name in ("one", "two")}
+        options = parts.parser("", made).parse_args(["--save", str(self.path), *arguments])
+        self.done.clear()
+        facts = {"gpu": "NVIDIA Example", "torch": "2.11.0", "sources": {"rows": "0"}, "date": "today"} | facts
+        return parts.run("a.json", made, options, facts, lambda results: [f"told {next(iter(results))}"])
+
+    def measure(self, name):
+        self.done.append(name)
+        return [len(self.done)]
+
+    def kept(self, suffix=".json"):
+        path = self.path.with_suffix(suffix)
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def test_parts_are_measured_once(tmp_path, capsys):
+    """What is of today is kept, in a file of its own until all of it is there; another GPU or source begins anew."""
+    measured = Measured(tmp_path / "a.json")
+    results = measured.run("--only", "two")
+    assert measured.done == ["two"] and "one" not in results and "left: one" in capsys.readouterr().out
+    assert measured.kept() is None and measured.kept(".partial")["two"] == [1]
+    results = measured.run()
+    assert measured.done == ["one"] and measured.kept(".partial") is None and measured.kept() == results
+    assert set(results["seconds"]) == {"one", "two"} and "told one" in capsys.readouterr().out
+    assert measured.run(date="tomorrow")["one"] == [1] and measured.done == []
+    measured.run("--anew", "--only", "one")
+    assert measured.done == ["one"] and measured.kept()["two"] == [1]
+    for other in ({"gpu": "another"}, {"torch": "2.12.0"}, {"sources": {"rows": "1"}}, {"seed": 1}):
+        measured.run(**other)
+        assert measured.done == ["one", "two"] and other.items() <= measured.kept().items()
+
+
+def test_parts_that_a_budget_has_no_room_for(tmp_path, capsys):
+    """Nothing begins once the seconds are spent, and the whole file of before stays until all parts are there."""
+    measured = Measured(tmp_path / "a.json")
+    before = measured.run()
+    measured.run("--budget", "-1", sources={"rows": "1"})
+    assert measured.done == [] and "left: one, two; the same command" in capsys.readouterr().out
+    assert measured.kept() == before
+    measured.run("--only", "one", sources={"rows": "1"})
+    assert measured.kept() == before and measured.kept(".partial")["sources"] == {"rows": "1"}
+
+
+def test_results_of_a_cpu_have_no_place(tmp_path, monkeypatch, capsys):
+    """--save alone keeps results of a GPU, in its folder."""
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    assert parts.place("a.json", parts.STANDARD, {"gpu": None}) is None and "name a file" in capsys.readouterr().out
+    place = parts.place("a.json", parts.STANDARD, {"gpu": "NVIDIA Example"})
+    assert place == tmp_path / "bench" / "results" / "example" / "a.json"
+
+
+@pytest.fixture
+def figures_of(tmp_path, monkeypatch):
+    """Runs bench/figures.py on a GPU that is made up: gives the scripts that it runs, and their arguments."""
+    ran = []
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "visible", lambda: ("NVIDIA Example", 1))
+    monkeypatch.setattr(figures, "run", lambda *command: ran.append(command) or int("weighted" in command[0]))
+
+    def run(*arguments):
+        ran.clear()
+        with contextlib.suppress(SystemExit):
+            figures.main(list(arguments))
+        return list(ran)
+
+    return run
+
+
+def test_figures(figures_of, tmp_path, capsys):
+    """What is old or missing is measured, in order, and then the pages are made; failures are named at the end."""
+    monkeyed = provenance.csrc_hash(tmp_path, "rows")
+    place = provenance.place("rows.json", "NVIDIA Example")
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"csrc": "0", "sources": {"rows": monkeyed}}))
+    pages = [f"bench/{name}.py" for name in figures.pages()]
+    ran = figures_of("--budget", "100")
+    expected = [m.script for file, m in provenance.RESULTS.items() if file not in ("rows.json", "ranks.json")]
+    assert [script for script, *_ in ran] == expected + pages and pages[-1] == "bench/report.py"
+    assert ran[0] == ("bench/grid.py", "--resume", "--budget", "100")
+    text = capsys.readouterr().out
+    assert "rows.json is of today" in text and "ranks.json is left out: it needs 2 GPUs" in text
+    place.write_text(json.dumps({"csrc": "0", "sources": {"rows": "0"}}))
+    assert figures_of("--only", "rows")[0] == ("bench/rows.py", "--save", "--budget", "inf")
+    assert [script for script, *_ in figures_of("--budget", "0")] == pages
+    assert "rows.json is left for the next run" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"failed: weighted\.json$"):
+        figures.main([])
 
 
 @pytest.mark.parametrize(
