@@ -1,22 +1,25 @@
 """Times what torch.compile makes of reductions: Inductor's own, ours fused by Inductor, and ours as calls.
 
-    python bench/compiled.py                 reductions, norms and softmaxes of rows, fused with the code around them
-    python bench/compiled.py --only sum      one of them
-    python bench/compiled.py --models        training steps of models of transformers and torchvision, where installed
-    python bench/compiled.py --models --only BERT --kernels 30     of one model, with the 30 kernels that take longest
+    python bench/compiled.py                 functions of rows, fused with the code around them; steps of models
+    python bench/compiled.py --only sum      one of the functions
+    python bench/compiled.py --only steps    training steps of models of transformers and torchvision, where installed
+    python bench/compiled.py --only steps --model BERT --kernels 30    of one model, with the 30 longest kernels
+    python bench/compiled.py --save          all, into bench/results/<gpu>/compiled.json, which docs/models.md shows
 
-GPU time between kernels that do not start early, cold (bench/timing.py), in microseconds, and of steps in milliseconds;
-then ours over Inductor's own. A line says so where ours has other bits than eager code with our functions.
+GPU time between kernels that do not start early, cold (bench/timing.py), in microseconds, and of steps from end to end
+in milliseconds; then ours over Inductor's own. It says so where ours has other bits than eager code with our functions.
 """
 
-import argparse
 import contextlib
+import functools
 import statistics
 import sys
 
 import torch
 import torch.nn.functional as F
 
+import contenders
+import parts
 import timing
 import torch_reduce
 
@@ -68,9 +71,21 @@ def race(name, rows, n):
             candidate = timing.Candidate(kind, lambda view, _, call=call: call(view, w))
             buffers = timing.Buffers(base, lambda flat: flat.view(rows, n))
             compiled[kind] = timing.Race([candidate], buffers, lambda: None).run(7).timings()[kind].us
-    ours = compiled["fused"] / compiled["torch"]
-    times = "  ".join(f"{kind} {us:8.2f}" for kind, us in compiled.items())
-    print(f"{name} of ({rows}, {n}) bfloat16, µs:  {times}  {ours:.2f}{'' if same else '  not the bits of eager code'}")
+    row = {"shape": [rows, n], "dtype": "bfloat16", "us": compiled, "same_bits": same}
+    print(told(f"{name} of ({rows}, {n}) bfloat16, µs", compiled) + ("" if same else "  not the bits of eager code"))
+    torch.cuda.empty_cache()
+    return row
+
+
+def told(what, times):
+    """The times of each kind as text, and ours over Inductor's own."""
+    each = "  ".join(f"{kind} {time:8.2f}" for kind, time in times.items())
+    return f"{what}:  {each}  {times['fused'] / times['torch']:.2f}"
+
+
+def races(name):
+    """A row per shape."""
+    return [race(name, *shape) for shape in SHAPES]
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -97,8 +112,13 @@ def models():
     return found
 
 
+def steps(chosen, count):
+    """A row per model whose name has `chosen`; prints `count` kernels of each that take longest."""
+    return [step_times(name, *found, count) for name, found in models().items() if chosen in name]
+
+
 def step_times(name, model, inputs, count):
-    """A forward and a backward pass as a training step has them; ``count`` kernels of it that take longest."""
+    """A forward and a backward pass as a training step has them."""
     model = model.to("cuda", torch.bfloat16)
 
     def step():
@@ -123,8 +143,8 @@ def step_times(name, model, inputs, count):
             found[kind] = statistics.median(samples)
             if count:
                 print_kernels(kind, compiled, count)
-    times = "  ".join(f"{kind} {ms:8.2f}" for kind, ms in found.items())
-    print(f"a step of {name}, ms:  {times}  {found['fused'] / found['torch']:.2f}", flush=True)
+    print(told(f"a step of {name}, ms", found), flush=True)
+    return {"model": name, "ms": found}
 
 
 def print_kernels(kind, step, count):
@@ -142,24 +162,19 @@ def print_kernels(kind, step, count):
         print(f"  {ms:8.3f} ms  {times:5.0f} x  {event.key[:100]}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help=f"some of {', '.join(FUNCTIONS)}, or of the models")
-    parser.add_argument("--models", action="store_true", help="measure training steps")
+def main(arguments=None):
+    parser = parts.parser(__doc__, (*FUNCTIONS, "steps"))
+    parser.add_argument("--model", default="", metavar="NAME", help="steps of the models whose name has this")
     parser.add_argument("--kernels", type=int, default=0, metavar="N", help="and a step's N longest kernels")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.model and options.save is not None:
+        parser.error("--model measures some of the models, which are not kept alone")
     if not torch.cuda.is_available():
         sys.exit("bench/compiled.py needs an NVIDIA GPU")
     torch._inductor.config.force_disable_caches = True
-    if options.models:
-        for name, (model, inputs) in models().items():
-            if options.only in name:
-                step_times(name, model, inputs, options.kernels)
-        return
-    for name in FUNCTIONS:
-        for shape in SHAPES if options.only in name else ():
-            race(name, *shape)
-            torch.cuda.empty_cache()
+    measured = {name: functools.partial(races, name) for name in FUNCTIONS}
+    measured["steps"] = functools.partial(steps, options.model, options.kernels)
+    parts.run("compiled.json", measured, options, contenders.environment("compiled.json"))
 
 
 if __name__ == "__main__":

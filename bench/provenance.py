@@ -89,6 +89,7 @@ RESULTS = {  # of a GPU, in the order in which bench/figures.py measures them
     "exact.json": Measured(("exact",), "bench/exact.py"),
     "weighted.json": Measured(("sums",), "bench/weighted.py"),
     "models.json": Measured(("sums", "calls"), "bench/models.py"),
+    "compiled.json": Measured(("rows", "calls"), "bench/compiled.py"),
     "views.json": Measured(("sums",), "bench/views.py", "--save"),
     "batch_invariance.json": Measured(("sums",), "examples/batch_invariance.py", "--save"),
     "ladder.json": Measured(("ladder", "sums"), "bench/ladder.py", "--save"),

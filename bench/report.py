@@ -635,7 +635,7 @@ def run(description, command, make, arguments=None):
         write(options.root, made, [])
 
 
-def run_page(description, script, path, results_name, parts, arguments=None):
+def run_page(description, script, path, results_name, parts, arguments=None, nothing=("not measured yet", "")):
     """The program of a report that fills the measured parts of one page from one kind of results.
 
     Args:
@@ -644,6 +644,7 @@ def run_page(description, script, path, results_name, parts, arguments=None):
         path: the page, under the root.
         results_name: of the files with results, under bench/results/<gpu>/.
         parts: {marker: function of (results, root) that gives lines}.
+        nothing: the lines where there are no results.
     """
     note = f"<!-- made by bench/{script}.py; do not edit -->"
 
@@ -651,7 +652,7 @@ def run_page(description, script, path, results_name, parts, arguments=None):
         page, found = (root / path).read_text(encoding="utf-8"), load_results(root, results_name)
         for marker, part in parts.items():
             lines = [line for _, results in found for line in part(results, root)]
-            page = fill(page, marker, lines or ["not measured yet", ""], note)
+            page = fill(page, marker, lines or list(nothing), note)
         return {path: page}
 
     run(description, f"python bench/{script}.py", make, arguments)

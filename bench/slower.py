@@ -153,6 +153,15 @@ def of_models(results):
         yield "a step under `replace_torch_sum()`", "torch", "an image's gradient", theirs / ours
 
 
+def of_compiled(results):
+    for name, rows in results.items():
+        for row in rows if isinstance(rows, list) else ():
+            times = row.get("us") or row["ms"]
+            what = "a compiled step" if name == "steps" else f"`{name}` between products, compiled"
+            cell = row["model"] if name == "steps" else f"({row['shape'][0]:,}, {row['shape'][1]:,}) {row['dtype']}"
+            yield what, "torch.compile", cell, times["torch"] / times["fused"]
+
+
 def of_ranks(results):
     gpus = f"{results['gpus']} ranks"
     for row in results.get("calls", []):
@@ -173,6 +182,7 @@ def of_ranks(results):
 
 FILES = {"grid": of_grid, "views": of_views, "family": of_family, "weighted": of_weighted, "segments": of_segments}
 FILES |= {"rows": of_rows, "index": of_index, "exact": of_exact, "models": of_models, "ranks": of_ranks}
+FILES |= {"compiled": of_compiled}
 KINDS = {
     "grid": "sums of chosen shapes",
     "views": "sums of random views",
@@ -183,6 +193,7 @@ KINDS = {
     "index": "sums by index",
     "exact": "exact sums",
     "models": "steps of models, and calls in them",
+    "compiled": "functions of rows that Inductor fuses, and compiled steps of models",
     "ranks": "sums and norms over two ranks",
 }
 

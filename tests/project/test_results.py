@@ -26,6 +26,7 @@ RESULTS = sorted((ROOT / "bench" / "results").glob("*/*.json"))
 sys.path.insert(0, str(ROOT / "bench"))
 import bars  # noqa: E402
 import cases  # noqa: E402
+import compiled_report  # noqa: E402
 import contenders  # noqa: E402
 import exact_report  # noqa: E402
 import family_report  # noqa: E402
@@ -152,7 +153,16 @@ def test_table_of_exact_sums_names_products():
 
 @pytest.mark.parametrize(
     "script",
-    ["report", "models_report", "family_report", "index_report", "exact_report", "ranks_report", "rows_report"],
+    [
+        "report",
+        "models_report",
+        "compiled_report",
+        "family_report",
+        "index_report",
+        "exact_report",
+        "ranks_report",
+        "rows_report",
+    ],
 )
 def test_documentation_is_what_the_results_give(script):
     """README's sections, docs/performance.md, docs/models.md and the pictures; that needs no package to tell."""
@@ -1126,6 +1136,25 @@ def test_one_part_of_models(small_models, capsys):
     assert "`torch_reduce.mean`" in text and "examples/train.py" not in text
     models.main(["--cpu", "--only", "host", "--save"])
     assert "nothing is saved" in capsys.readouterr().out
+
+
+def test_compiled_functions_and_steps():
+    """The page has a row per function, with the least and the most, and one per model; the list of what is slower, too."""
+    rows = [
+        {"shape": [64, n], "dtype": "bfloat16", "us": us, "same_bits": n == 8}
+        for n, us in ((8, (2, 1, 6)), (9, (2, 4, 6)))
+    ]
+    for row in rows:
+        row["us"] = dict(zip(("torch", "fused", "called"), row["us"], strict=True))
+    step = {"model": "GPT-2", "ms": {"torch": 10.0, "fused": 11.0, "called": 12.5}}
+    results = PLACE | {"sum": rows, "rms_norm of a model": rows[:1], "steps": [step]}
+    text = "\n".join(compiled_report.times(results, ROOT))
+    assert "| `sum` | 2 | 1.00 (0.50 to 2.00) | 3.00 (3.00 to 3.00) | not in all |" in text
+    assert "| rms_norm of a model | 1 | 0.50 (0.50 to 0.50) | 3.00 (3.00 to 3.00) | yes |" in text
+    assert "| GPT-2 | 10.0 | 11.0 | 1.10 | 1.25 |" in text
+    found = list(slower.FILES["compiled"](results))
+    assert ("`sum` between products, compiled", "torch.compile", "(64, 9) bfloat16", 0.5) in found
+    assert ("a compiled step", "torch.compile", "GPT-2", 10 / 11) in found and len(found) == 4
 
 
 # --- bench/parts.py and bench/figures.py ----------------------------------------------------------------------
