@@ -145,6 +145,7 @@ bench: build
 grid: build
 	PYTHONPATH=. $(PY) bench/grid.py --resume $(ARGS)
 	$(PY) bench/report.py
+	$(PY) bench/peers_report.py
 
 ladder: build
 	PYTHONPATH=. $(PY) -m torch_reduce.ladder run --profile --against-lesson $(ARGS)
@@ -170,17 +171,20 @@ family: build
 	$(PY) bench/index_report.py
 	$(PY) bench/exact_report.py
 	$(PY) bench/report.py
+	$(PY) bench/peers_report.py
 
 ranks: build
 	PYTHONPATH=. $(PY) bench/ranks.py --save $(ARGS)
 	$(PY) bench/ranks_report.py
 	$(PY) bench/report.py
+	$(PY) bench/peers_report.py
 
 models: build
 	PYTHONPATH=. $(PY) bench/models.py --save $(ARGS)
 	PYTHONPATH=. $(PY) examples/batch_invariance.py --save
 	$(PY) bench/models_report.py
 	$(PY) bench/report.py
+	$(PY) bench/peers_report.py
 
 NATIVE = $(shell find csrc tools torch_reduce/ladder/emulator -name '*.h' -o -name '*.inl' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu')
 lint: $(LINTERS)
