@@ -159,6 +159,7 @@ lint: $(LINTERS)
 	$(BIN)ruff check .
 	$(BIN)codespell --skip '*/es.md,*/zh.md' README.md CONTRIBUTING.md Makefile setup.py docs/*.md docs/ladder/*.md csrc torch_reduce/*.py torch_reduce/distributed torch_reduce/tuning torch_reduce/ladder tests/*.py tests/*/*.py bench/*.py tools examples
 	$(BIN)clang-format --dry-run --Werror $(NATIVE)
+	sed -n '/^name: publish/,/^```/{/^```/!p}' docs/publishing.md | $(BIN)check-jsonschema --builtin-schema vendor.github-workflows --default-filetype yaml -
 
 format: $(LINTERS)
 	$(BIN)ruff check --fix .

@@ -19,7 +19,7 @@ import time
 
 import provenance
 
-REPORTS = ("family", "rows", "index", "exact", "ranks", "models", "compiled", "ladder")  # and report.py last
+REPORTS = ("family", "rows", "index", "exact", "ranks", "models", "compiled", "ladder", "report", "peers")
 
 
 def main(arguments=None):
@@ -78,7 +78,7 @@ def run(script, *arguments):
 
 
 def pages():
-    return [*(f"{name}_report" for name in REPORTS), "report"]
+    return [name if name == "report" else f"{name}_report" for name in REPORTS]
 
 
 if __name__ == "__main__":

@@ -183,7 +183,8 @@ def gather_sum(
         dim: the dim of the rows. It may be any, and counted from the end.
         weight: a real tensor of shape (edges,) that each edge's row is multiplied by; or one of as many dims as ``x``,
             with ``edges`` along ``dim``, which is broadcast to the messages in all other dims: (edges, heads, 1)
-            beside ``x`` of (rows, heads, width) has a number for each head. ``x`` must be real, too.
+            beside ``x`` of (rows, heads, width) has a number for each head. ``x`` must be real, too. Beside a DTensor
+            it is one, of any placements. Beside a Shard it may be one, cut along the same dim.
         dtype: the dtype of the result, as of :func:`index_sum`.
         out: as for :func:`index_sum`.
 

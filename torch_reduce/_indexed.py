@@ -110,7 +110,8 @@ def index_sum(
         dim: the dim of the rows. It may be any, and counted from the end.
         weight: a real tensor of shape (source.size(dim),) that each row is multiplied by; or one of as many dims as
             ``source``, which is broadcast to it in all dims but ``dim``: (n, heads, 1) beside (n, heads, width) has a
-            number for each head. ``source`` must be real, too. Beside a DTensor it is one.
+            number for each head. ``source`` must be real, too. Beside a DTensor it is one, of any placements. Beside a
+            Shard it may be one, cut along the same dim.
         dtype: the dtype of the result, as of :func:`torch_reduce.sum`; with weights, as of :func:`weighted_sum`.
         out: a tensor to write the result to; it is resized if its shape differs, with a warning if it had elements.
 

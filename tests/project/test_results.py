@@ -35,6 +35,7 @@ import grid  # noqa: E402
 import models  # noqa: E402
 import models_report  # noqa: E402
 import parts  # noqa: E402
+import peers_report  # noqa: E402
 import pictures  # noqa: E402
 import provenance  # noqa: E402
 import report  # noqa: E402
@@ -151,23 +152,54 @@ def test_table_of_exact_sums_names_products():
         assert f"| {name}" in "\n".join(exact_report.sums([row | given]))
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "report",
-        "models_report",
-        "compiled_report",
-        "family_report",
-        "index_report",
-        "exact_report",
-        "ranks_report",
-        "rows_report",
-    ],
-)
+@pytest.mark.parametrize("script", [name for name in figures.pages() if name != "ladder_report"])  # it has its own test
 def test_documentation_is_what_the_results_give(script):
     """README's sections, docs/performance.md, docs/models.md and the pictures; that needs no package to tell."""
     result = bench("-S", f"bench/{script}.py", "--check")
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("section", peers_report.SECTIONS)
+def test_page_of_peers_names_each_library(section):
+    """What a library has stands in a section, with a link; and its time, or that it was not measured."""
+    text = (ROOT / peers_report.PAGE).read_text(encoding="utf-8")
+    (whole,) = (part for part in text.split("\n## ") if f"<!-- peers:{section} -->" in part)
+    hand, made = whole.split(f"<!-- peers:{section} -->")
+    table = re.findall(r"^\| (?!library|:--)(\w[\w.]*) \| (.*) \|$", hand, re.MULTILINE)
+    peers = peers_report.SECTIONS[section][1]
+    assert tuple(name for name, _ in table) == peers
+    assert all(re.search(r"\]\[.+?\]", what) for _, what in table)
+    measured = {peers_report.peer_of(row.split(" | ")[1]) for row in made.splitlines() if "×" in row}
+    absent = re.search(r"Not measured: (.*)\.", made)
+    assert sorted([*measured, *(absent[1].split(", ") if absent else [])]) == sorted(peers)
+
+
+def test_page_of_peers_links_what_it_says():
+    """Each claim has a link, and each link an address."""
+    text = (ROOT / peers_report.PAGE).read_text(encoding="utf-8")
+    claims = re.findall(r"^(?:- \*\*|\| (?!library|torch_reduce)\w).*?(?=^- |^\||^$)", text, re.MULTILINE | re.DOTALL)
+    claims = [claim for claim in claims if "×" not in claim and not claim.startswith("| calls")]
+    assert len(claims) > 30 and all(re.search(r"\]\[|\[[^\]]+\] \||\]\(", claim) for claim in claims)
+    named = set(re.findall(r"\]\[([^\]]+)\]", text)) | set(re.findall(r"(?<=[|,] )\[([^\]]+)\](?=,| \|)", text))
+    defined = set(re.findall(r"^\[([^\]]+)\]: https://", text, re.MULTILINE))
+    assert named == defined
+
+
+def test_page_of_peers_says_who_was_not_measured():
+    """And who is faster, in how many cells."""
+    peers = peers_report.SECTIONS["rows"][1]
+    assert peers_report.speed("rows", [], ROOT) == [f"Not measured: {', '.join(peers)}.", ""]
+    row = {"function": "softmax", "shape": "rows of 128", "dtype": "float32", "us": 2.0, "torch_us": 1.0}
+    lines = peers_report.speed("rows", [("rows", PLACE | {"rows": [row]})], ROOT)
+    assert "| `softmax` | torch | a | **0.500×** | **0.500×** | **0.500×** | 1 of 1 |" in lines
+    assert "Not measured: torch.compile, Liger, quack, batch_invariant_ops." in lines
+    train = {"compiled": {"ours": [2.0, 4.0], "torch": [3.0, 3.0]}}
+    lines = peers_report.speed("models", [("models", PLACE | {"train": train})], ROOT)
+    assert any("compiled, within the noise | torch.compile | a | 1.00×" in line for line in lines)
+    cells = [{"name": "n", "family": "columns", "shape": [9, n], "us": {"ours": 1.0, "torch": n}} for n in (4, 100)]
+    for section, ratio in (("columns", "4.00×"), ("sums", "100.00×")):
+        lines = peers_report.speed(section, [("grid", PLACE | {"cases": cells})], ROOT)
+        assert [ratio in line for line in lines if "torch.sum" in line] == [True]
 
 
 @pytest.mark.parametrize(
@@ -1139,7 +1171,7 @@ def test_one_part_of_models(small_models, capsys):
 
 
 def test_compiled_functions_and_steps():
-    """The page has a row per function, with the least and the most, and one per model; the list of what is slower, too."""
+    """The page has a row per function, with the least and the most, and one per model; all may be slower."""
     rows = [
         {"shape": [64, n], "dtype": "bfloat16", "us": us, "same_bits": n == 8}
         for n, us in ((8, (2, 1, 6)), (9, (2, 4, 6)))
@@ -1244,7 +1276,7 @@ def test_figures(figures_of, tmp_path, capsys):
     pages = [f"bench/{name}.py" for name in figures.pages()]
     ran = figures_of("--budget", "100")
     expected = [m.script for file, m in provenance.RESULTS.items() if file not in ("rows.json", "ranks.json")]
-    assert [script for script, *_ in ran] == expected + pages and pages[-1] == "bench/report.py"
+    assert [script for script, *_ in ran] == expected + pages and "bench/report.py" in pages
     assert ran[0] == ("bench/grid.py", "--resume", "--budget", "100")
     text = capsys.readouterr().out
     assert "rows.json is of today" in text and "ranks.json is left out: it needs 2 GPUs" in text

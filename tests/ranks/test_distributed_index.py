@@ -245,6 +245,54 @@ def test_nothing_is_sent(meshes):  # noqa: F811
         assert sent == {"all_to_all": [0, 0], "all_gather": [0, 0]}
 
 
+# Weights of the rows, or of the edges to the rows, of a table of (SIZE, heads, columns).
+WEIGHTS = {"edges": (N,), "edges of three dims": (N, 1, 1), "heads": (N, 4, 1), "columns": (N, 1, 6)}
+WEIGHTS["elements"] = (N, 4, 6)
+GATHERS = {
+    "lists": lambda x, w, i, k: T.gather_sum(x, i, k, SIZE, weight=w),
+    "plan": lambda x, w, i, k: T.gather_sum(x, T.gather_plan(i, k, SIZE, SIZE), weight=w),
+}
+
+
+def weights_of_any_placement(group, shape, wanted, gradients):
+    mesh, of_table, lists = mesh_of(shape), data([SIZE, 4, 6], "float32", 4), [LISTS["index"](), LISTS["target"]()]
+    given = data([SIZE, 4, 6], "float32", 9)
+    number = 0
+    for kind, size in WEIGHTS.items():
+        of_weight, ways = data(size, "float32", 3), itertools.cycle(("plain", "cut", "plan"))
+        each = itertools.product([R, S0, S1, Shard(2)], repeat=mesh.ndim)
+        pairs = itertools.product(each, itertools.product([R, *map(Shard, range(len(size)))], repeat=mesh.ndim))
+        for (of_x, of_w), how in zip(pairs, ways, strict=False):
+            number += 1
+            if mesh.ndim > 1 and number % 17:  # a sample of 55
+                continue
+            what = f"{kind}, x {of_x}, weight {of_w}, lists {how}"
+            x, w = (cut(one.clone(), mesh, p).requires_grad_() for one, p in ((of_table, of_x), (of_weight, of_w)))
+            call = GATHERS["plan" if how == "plan" else "lists"]
+            got = call(x, w, *(as_given(one, "cut" if how == "cut" else "plain", mesh) for one in lists))
+            after = [R if one == S0 else one for one in of_x]  # as it is cut, whatever the weight's placements
+            assert_result(got.detach(), tensor_of(wanted[kind], "float32"), mesh, after, what)
+            found = torch.autograd.grad(got, [x, w], cut(given, mesh, after))
+            if inside(mesh):
+                for one, bits in zip(found, gradients[kind], strict=True):
+                    assert_same_bits(one.full_tensor(), bits, what)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
+def test_weights_of_any_placement(shape, meshes):  # noqa: F811
+    """Weights of gather_sum need not be cut as the rows: values by the model, and gradients of one process."""
+    only_where_torch_moves(meshes)
+    table, given = data([SIZE, 4, 6], "float32", 4), data([SIZE, 4, 6], "float32", 9)
+    lists, wanted, gradients = [LISTS["index"](), LISTS["target"]()], {}, {}
+    for kind, size in WEIGHTS.items():
+        weight = data(size, "float32", 3)
+        beside = weight if weight.dim() > 1 else weight[:, None, None]
+        wanted[kind] = expected("sum", table[lists[0]] * beside, lists[1], SIZE, 0)
+        result, gradients[kind] = whole_result(GATHERS["lists"], [table, weight], lists, given.flatten())
+        assert_same_bits(result, tensor_of(wanted[kind], "float32"))
+    meshes.run(meshes.size, weights_of_any_placement, shape, wanted, gradients)
+
+
 def sequences(group):
     """Experts of tokens in sequences, of DTensors that are cut along columns, tokens and sequences."""
     mesh = mesh_of((4,))
@@ -483,11 +531,39 @@ def test_shards_along_another_dim(size, world):
         assert sent == {"all_to_all": [0, 0], "all_gather": [0, 0]}
 
 
+def shards_of_weights(group):
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    table, lists = data([SIZE, 4, 6], "float32", 4), [LISTS["index"](), LISTS["target"]()]
+    rows, given = data([N, 4, 6], "float32", 1), data([SIZE, 4, 6], "float32", 9)
+    calls = {name: (call, table) for name, call in GATHERS.items()} | {
+        "index_sum": (lambda x, w, i, k: T.index_sum(x, i, SIZE, weight=w), rows),
+        "index_sum by plan": (lambda x, w, i, k: T.index_sum(x, T.index_plan(i, SIZE), weight=w), rows),
+        "the operator": (lambda x, w, i, k: OPS.gather_sum(x, i, k, SIZE, weight=w), table),
+    }
+    for (name, (call, x)), (kind, dim) in itertools.product(
+        calls.items(), (("heads", 1), ("heads", -2), ("columns", 2), ("elements", 1), ("elements", -1))
+    ):
+        what, weight = f"{name}, {kind}, dim {dim}", data(WEIGHTS[kind], "float32", 3)
+        wanted, gradients = whole_result(call, [x, weight], lists, given.flatten())
+        mine = [one.tensor_split(world, dim)[rank].to(here()).requires_grad_() for one in (x, weight)]
+        got = call(*(Cut(one, dim, group) for one in mine), *(one.to(here()) for one in lists))
+        found = [got, *torch.autograd.grad(got, mine, given.tensor_split(world, dim)[rank].to(here()))]
+        for one, bits in zip(found, (wanted, *gradients), strict=True):
+            assert_same_bits(one.detach(), bits.tensor_split(world, dim)[rank], what)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_weights_as_shards(size, world):
+    """Weights that are cut as the rows are, such as one for each head: gradients flow, and nothing is sent."""
+    for sent in world.run(size, traffic, shards_of_weights):
+        assert sent == {"all_to_all": [0, 0], "all_gather": [0, 0]}
+
+
 def refused_shards(group):
     x, index, table = (one.to(here()) for one in (torch.ones(8, 4), torch.arange(8), torch.ones(9, 4)))
     offsets, weight = torch.tensor([0, 8], device=here()), torch.ones(8, device=here()).requires_grad_()
     rows, columns = Cut(x, 0, group), Cut(x, -1, group)
-    plan = T.moe_plan(index[:, None], 8)
+    plan, edges = T.moe_plan(index[:, None], 8), T.gather_plan(index, index, 8, 8)
     what = (
         r"{}\(\): '{}' is a Shard that is cut along dim {}, the one .*: give the whole tensor, a DTensor, or a Shard of"
     )
@@ -515,7 +591,31 @@ def refused_shards(group):
     for kind, message, call in (
         (TypeError, r"index_sum\(\): argument 'index' must be", lambda: T.index_sum(x, Cut(index), 8)),
         (TypeError, r"index_add\(\): argument 'index' must be", lambda: T.index_add(table, 0, Cut(index), x)),
-        (TypeError, r"index_sum\(\): it is 'source'", lambda: T.index_sum(columns, index, 8, weight=Cut(weight))),
+        (
+            TypeError,
+            r"index_sum\(\): 'weight' is a Shard that is cut along dim 0, the one that the function works along",
+            lambda: T.index_sum(columns, index, 8, weight=Cut(weight)),
+        ),
+        (
+            TypeError,
+            r"^gather_sum\(\): 'x' must be a Shard, as 'weight' is one",
+            lambda: T.gather_sum(x, edges, weight=Cut(x, 1, group)),
+        ),
+        (
+            RuntimeError,
+            r"^gather_sum\(\): 'x' has 4 along the dim that is cut, but the Shard 'weight' has 1",
+            lambda: T.gather_sum(columns, edges, weight=Cut(x[:, :1], 1, group)),
+        ),
+        (
+            ValueError,
+            r"^index_sum\(\): two Shards must be of one group, and cut alike",
+            lambda: T.index_sum(Cut(x[:, None], 1, group), index, 8, weight=Cut(x[:, None], 2, group)),
+        ),
+        (
+            RuntimeError,
+            r"gather_sum\(\): 'weight' req.*: give weight\.detach\(\), or a Shard if a dim of 'weight' is cut",
+            lambda: T.gather_sum(columns, index, index, 8, weight=weight),
+        ),
         (TypeError, r"bincount\(\): argument 'weights' must be", lambda: T.bincount(index, Cut(weight))),
         (TypeError, "'out' cannot be given", lambda: T.index_sum(columns, index, 8, out=x)),
         (RuntimeError, r"index_sum\(\): 'weight' req", lambda: T.index_sum(columns, index, 8, weight=weight)),

@@ -61,7 +61,8 @@ class Shard:
     ``segment_softmax``, ``index_sum``, ``index_mean``, ``index_amax``, ``index_amin``, ``index_add``,
     ``index_add_``, ``scatter_add``, ``index_reduce``, ``index_reduce_``, ``scatter_reduce``, ``embedding`` and
     ``embedding_bag`` take Shards that are cut along another dim than the one that they work along. For embeddings
-    that is the columns of the table.
+    that is the columns of the table. The weights of ``index_sum`` and ``gather_sum`` may be a Shard that is cut as the
+    rows are, with a number for each place along that dim; their gradient then flows, too.
 
     Raises:
         TypeError, IndexError, ValueError, RuntimeError: by the functions, as of a tensor. Without ``sizes``, the other

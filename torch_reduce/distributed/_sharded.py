@@ -561,13 +561,13 @@ _EXACT_KINDS: dict[str, type[Call]] = {
 
 _EXTREMA = ("argmax", "argmin", "max", "min")  # over any dims, or one
 # Functions whose result is of a Shard alone, where they do not work along the dim that is cut: which arguments may be
-# Shards, and the one whose gradient would be a sum over ranks.
+# Shards, and the one whose gradient would be a sum over ranks if it is no Shard.
 _ALONE: dict[str, tuple[tuple[str, ...], str | None]] = {
-    "index_sum": (("source",), "weight"),
+    "index_sum": (("source", "weight"), "weight"),
     **dict.fromkeys(("index_mean", "index_amax", "index_amin"), (("source",), None)),
-    "gather_sum": (("x",), "weight"),
+    "gather_sum": (("x", "weight"), "weight"),
     **dict.fromkeys(("gather_mean", "gather_amax", "gather_amin"), (("x",), None)),
-    "_gather_sum": (("data",), "weight"),
+    "_gather_sum": (("data", "weight"), "weight"),
     **dict.fromkeys(("_gather_mean", "_gather_amax", "_gather_amin"), (("data",), None)),
     **dict.fromkeys(("index_add", "index_add_", "index_reduce", "index_reduce_"), (("input", "source"), None)),
     **dict.fromkeys(("scatter_add", "scatter_reduce"), (("input", "src"), None)),
@@ -685,11 +685,26 @@ def _alone(operator: Any, title: str, given: dict[str, Any]) -> Any:
         given[name] = one.x
     if len(cuts) > 1:
         raise ValueError(f"{title}(): two Shards must be of one group, and cut alike")
-    if summed and torch.is_grad_enabled() and getattr(given.get(summed), "requires_grad", False):
+    if summed in shards:
+        _expect_cut_as(title, may[0], shards.get(may[0]), summed, shards[summed])
+    elif summed and torch.is_grad_enabled() and getattr(given.get(summed), "requires_grad", False):
+        cut = f", or a Shard if a dim of '{summed}' is cut" if summed in may else ""
         raise RuntimeError(
-            f"{title}(): '{summed}' requires a gradient, but none flows through ranks: give {summed}.detach()"
+            f"{title}(): '{summed}' requires a gradient, but none flows through ranks: give {summed}.detach(){cut}"
         )
     return operator(**given)
+
+
+def _expect_cut_as(title: str, first: str, shard: Shard | None, second: str, other: Shard) -> None:
+    """Raises an error unless the second has a number for each place of the first along the dim that is cut. Its
+    gradient is then a sum of this rank's numbers alone."""
+    if shard is None:
+        raise TypeError(f"{title}(): '{first}' must be a Shard, as '{second}' is one")
+    sizes = [one.x.size(one.dim) for one in (shard, other)]
+    if sizes[0] != sizes[1]:
+        raise RuntimeError(
+            f"{title}(): '{first}' has {sizes[0]} along the dim that is cut, but the Shard '{second}' has {sizes[1]}"
+        )
 
 
 def _worked_along(title: str, given: dict[str, Any], rank: int) -> list[int]:
