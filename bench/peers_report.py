@@ -25,7 +25,7 @@ SECTIONS = {
     "segments": (("segments",), ("torch", "CUB", "torch_scatter")),
     "exact": (("exact",), ("torch", "CUB")),
     "ranks": (("ranks",), ("torch", "Liger")),
-    "models": (("models",), ("torch", "torch.compile", "Liger", "batch_invariant_ops")),
+    "models": (("models", "compiled"), ("torch", "torch.compile", "Liger", "batch_invariant_ops")),
 }
 WHOLE = ("views", "family", "weighted", "segments")  # kinds whose functions share a row
 
