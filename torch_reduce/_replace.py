@@ -71,7 +71,7 @@ class replace(ContextDecorator):
     ``"any"``             ``torch.any``
     ``"all"``             ``torch.all``, and no other function
     ``"count_nonzero"``   ``torch.count_nonzero``
-    ``"vector_norm"``     ``torch.linalg.vector_norm`` and ``torch.norm`` of the orders that :func:`vector_norm` has
+    ``"vector_norm"``     ``torch.linalg.vector_norm``, ``torch.norm``: the orders of :func:`vector_norm`
     ``"logsumexp"``       ``torch.logsumexp`` of floats, without ``out=``
     ``"var"``, ``"std"``  ``torch.var``, ``torch.std`` of real floats
     ``"var_mean"``        ``torch.var_mean`` of real floats; and ``"std_mean"`` likewise
