@@ -169,11 +169,13 @@ family: build
 	$(PY) bench/rows_report.py
 	$(PY) bench/index_report.py
 	$(PY) bench/exact_report.py
+	$(PY) bench/times_report.py
 	$(PY) bench/report.py
 
 ranks: build
 	PYTHONPATH=. $(PY) bench/ranks.py --save $(ARGS)
 	$(PY) bench/ranks_report.py
+	$(PY) bench/times_report.py
 	$(PY) bench/report.py
 
 models: build

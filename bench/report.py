@@ -84,7 +84,8 @@ def folded(title, lines):
 
 def spread(ratios):
     """The geometric mean of some ratios, and in brackets the least and the largest."""
-    return f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    mean = f"{statistics.geometric_mean(ratios):.2f}"
+    return f"{mean} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios[1:] else mean
 
 
 def times(value):
@@ -662,7 +663,8 @@ def run_page(description, script, path, results_name, parts, arguments=None):
     def make(root):
         page, found = (root / path).read_text(encoding="utf-8"), load_results(root, results_name)
         for marker, part in parts.items():
-            lines = [line for _, results in found for line in part(results, root)]
+            newest = sorted((results for _, results in found), key=lambda results: results["date"])[-1:]
+            lines = [line for results in newest for line in part(results, root)]
             page = fill(page, marker, lines or ["not measured yet", ""], note)
         return {path: page}
 

@@ -89,11 +89,11 @@ def test_table_of_functions_compares_with_the_fastest_way():
     lists = {"lists": [{"powsum": {"us": 2.0}, "torch powsum": {"us": 5.0}}]}
     assert family_report.ratios_of(lists, "powsum") == [(2.5, None)]
     text = "\n".join(family_report.summary([PLACE | {"rows": [{"us": segments}], "columns": []}], ROOT))
-    assert "`segment_mean`, beside the fastest of torch's ways: 2.00 (2.00 to 2.00) × eager torch, a GPU." in text
+    assert "`segment_mean`, beside the fastest of torch's ways: 2.00 × eager torch, a GPU." in text
     assert "| functions |" not in text  # as no function was measured beside both rivals
     kin = [{"operation": "prod", "us": 1.0, "torch_us": 3.0, "compiled_us": 2.0}]
     text = "\n".join(family_report.summary([PLACE | {"kin": kin}], ROOT))
-    assert "| `prod` | 3.00 (3.00 to 3.00) | 2.00 (2.00 to 2.00) |" in text and "`nansum`" not in text
+    assert "| `prod` | 3.00 | 2.00 |" in text and "`nansum`" not in text
 
 
 def test_no_cell_is_empty():
@@ -107,7 +107,7 @@ def test_no_cell_is_empty():
     row = {"shape": "rows", "dtype": "int8", "sum_us": 2.0, "us": 1.0, "torch_us": 3.0}
     names = ["a", "b", "c", "d", "e"]
     text = "\n".join(family_report.operations([row | {"operation": name} for name in names]))
-    assert "| int8 | our sum | a | b | c | d |" in text and "| int8 | our sum | e |" in text
+    assert "| int8 | our sum | a | b | c |" in text and "| int8 | our sum | d | e |" in text
     assert text.count("1.00 (3.00×)") == len(names)
 
 
@@ -129,7 +129,7 @@ def test_table_of_exact_sums_names_products():
 
 @pytest.mark.parametrize(
     "script",
-    ["report", "models_report", "family_report", "index_report", "exact_report", "ranks_report", "rows_report"],
+    [f"{name}report" for name in ("", "models_", "family_", "index_", "exact_", "ranks_", "rows_", "times_")],
 )
 def test_documentation_is_what_the_results_give(script):
     """README's sections, docs/performance.md, docs/models.md and the pictures; that needs no package to tell."""
