@@ -467,7 +467,7 @@ def holds(all_results):
             continue
         then = printed[rung.before] / printed[rung.name] if {rung.name, rung.before} <= set(printed) else None
         cells = [verdict(rung, measured[slug]) if slug in measured else "not measured" for slug in names]
-        table.append((rung, [rung.before, rung.moves or "–", times(then, 1) if then else "–"]))
+        table.append((rung, [rung.before, rung.moves or "time alone", times(then, 1) if then else "not printed"]))
         verdicts.append([f"{rung.number} {rung.name}", *cells])
     head = ["rung", "compared with", "meant to move", "then"]
     missing = [name for slug, name in names.items() if slug not in measured]
