@@ -35,6 +35,7 @@ import pictures  # noqa: E402
 import provenance  # noqa: E402
 import report  # noqa: E402
 import slower  # noqa: E402
+import times_report  # noqa: E402
 import timing  # noqa: E402
 import views  # noqa: E402
 from torch_reduce.tuning.problems import random_view  # noqa: E402
@@ -109,6 +110,43 @@ def test_no_cell_is_empty():
     text = "\n".join(family_report.operations([row | {"operation": name} for name in names]))
     assert "| int8 | our sum | a | b | c |" in text and "| int8 | our sum | d | e |" in text
     assert text.count("1.00 (3.00×)") == len(names)
+
+
+def test_pages_have_a_summary():
+    """A row for each operation: the mean of torch's times over ours, the least and the largest; of the newest GPU."""
+    row = {"operation": "prod", "us": 2.0, "torch_us": 4.0, "compiled_us": 3.0}
+    rows, views = [row, row | {"torch_us": 16.0}], [{"operation": "prod", "us": 2.0, "torch_us": 1.0}]
+    assert "| prod | 4.00 (2.00 to 8.00) | 1.50 (1.50 to 1.50) | 0.50 |" in family_report.by_operation(rows, views)
+    assert "| prod | 4.00 (2.00 to 8.00) | 1.50 (1.50 to 1.50) |" in family_report.by_operation(rows, [])
+    days = [{"date": "2026-01-02"}, {"date": "2026-01-03"}, {"date": "2025-12-31"}]
+    assert family_report.newest(days) == [days[1]] and family_report.newest([]) == []
+    times = {"segment_sum": 2.0, "sum": 1.0, "segment_reduce": 4.0, "index_add": 1.0}
+    results = {"rows": [{"lengths": "all of 1", "us": times}], "columns": []}
+    assert "| all of 1 | 1 | 2.00 | 0.50 | 50% |" in family_report.segments(results)
+
+
+TIMES = {  # of docs/times.md: {section: (our time of a measurement, as it stands in a cell)}
+    **dict.fromkeys(("norms", "kin", "converted"), lambda row: f"| {report.number(row['us'])} ("),
+    "weighted": lambda row: f"| {report.number(row['us']['weighted_sum'])} |",
+    "segments": lambda row: f"| {report.number(row['us']['segment_sum'])} |",
+    "rows": lambda row: f"| {report.number(row['us'])}, ",
+    "sums": lambda row: f"| {report.number(row['us']['sort'])} |",
+    "exact": lambda row: f"| {report.number(row['us']['exact'])} |",
+    "ranks": lambda row: f"| {report.number(row['us'])} |",
+}
+
+
+@pytest.mark.parametrize("section", TIMES)
+def test_times_are_all_there(section):
+    """docs/times.md has our time of each measurement, under the name of its GPU."""
+    text = (ROOT / times_report.PAGE).read_text(encoding="utf-8")
+    text = text.split(f"<!-- times:{section} -->")[1].split(f"<!-- /times:{section} -->")[0]
+    file, key, _ = times_report.PARTS[section]
+    measured = [results for _, results in report.load_results(ROOT, file) if key in results]
+    for results in measured:
+        of_gpu = text.split(f"<details><summary>{results['gpu']}</summary>")[1].split("</details>")[0]
+        assert all(TIMES[section](row) in of_gpu for row in results[key])
+    assert measured and text.count("<details>") == len(measured)
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
