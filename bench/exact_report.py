@@ -43,8 +43,30 @@ def sums(rows):
     return report.table(header, lines)
 
 
+def kind(row):
+    """What a row of the page's table is about."""
+    function = row.get("function", "sum")
+    if function != "sum":
+        return f"`{function}`"
+    if row["dim"] is None:
+        return "all elements"
+    if segment := row.get("segment"):
+        return "segments of 1 row" if segment == 1 else "segments of 32 rows and more"
+    if row["dim"] == 0:
+        return "columns"
+    return "rows of fewer than 1,000" if row["columns"] < 1000 else "rows of 1,000 and more"
+
+
 def times(results, root):
-    return [*family_report.source_lines(results, root), *sums(results["sums"]), ""]
+    """Where it was measured, and of each kind of sums and data: our time over the ordinary function's, and torch's."""
+    rows = []
+    for (name, data), found in family_report.grouped(results["sums"], lambda row: (kind(row), row["data"])).items():
+        us = [row["us"] for row in found]
+        beside = [family_report.ratios(us, "exact", "ordered")]
+        beside.append([row["exact"] / row["torch"] for row in us if "torch" in row])
+        rows.append([name, data, *(report.spread(some) if some else "not measured" for some in beside)])
+    header = ["sums", "data", "exact : ordered", "exact : torch"]
+    return [*family_report.source_lines(results, root), *report.table(header, rows), ""]
 
 
 def main(arguments=None):

@@ -1,5 +1,5 @@
 """Makes the table of speed-ups by function in README.md and the measured parts of docs/norms.md, family.md,
-weighted.md and segments.md from bench/results/*/{grid,family,weighted,segments}.json.
+weighted.md and segments.md from bench/results/*/{grid,family,weighted,segments}.json. times_report.py has each shape.
 
     python bench/family_report.py            writes them
     python bench/family_report.py --check    changes nothing; exit status 1 and a diff if the results give others
@@ -33,11 +33,44 @@ def cell(row):
     return f"{report.number(row['us'])} ({', '.join(ratios)})"
 
 
+def newest(all_results):
+    """The results that a page shows, of several GPUs: the last that were made."""
+    return sorted(all_results, key=lambda results: results["date"])[-1:]
+
+
+def grouped(rows, name):
+    """{name of a row: the rows that have it}, in the order of the first."""
+    found = {}
+    for row in rows:
+        found.setdefault(name(row), []).append(row)
+    return found
+
+
+def ratios(rows, theirs, ours="us"):
+    """Torch's times over ours, of the rows that have both."""
+    return [row[theirs] / row[ours] for row in rows if theirs in row]
+
+
+def by_operation(rows, views):
+    """A row of a table for each operation: of all shapes and dtypes, torch's times over ours; also of random views."""
+    drawn = grouped(views, lambda row: row["operation"])
+    lines = []
+    for name, found in grouped(rows, lambda row: row["operation"]).items():
+        pairs = (ratios(found, "torch_us"), ratios(found, "compiled_us"), ratios(drawn.get(name, []), "torch_us"))
+        lines.append([name, *(report.spread(some) if some else "" for some in pairs)])
+    heads = ["operation", "× eager torch", "× torch.compile", "random views: × eager torch"]
+    return [*report.table(heads, lines), ""]
+
+
 def norms(results):
-    return operations(results["norms"])
+    return by_operation(results["norms"], results.get("views", []))
 
 
-COLUMNS = 4  # of operations in one table: more are wider than a page
+def kin(results):
+    return by_operation(results["kin"], results.get("views", []))
+
+
+COLUMNS = 3  # of operations in one table: more are wider than a page
 
 
 def operations(measured):
@@ -55,22 +88,14 @@ def operations(measured):
     return lines
 
 
-def kin(results):
-    return operations(results["kin"])
-
-
-def converted(results):
-    return operations(results["converted"])
-
-
 def views(results):
     """A row an operation: its random views, torch's time over ours, and in how many torch is faster."""
-    ratios = {}
-    for row in results["views"]:
-        ratios.setdefault(row["operation"], []).append(row["torch_us"] / row["us"])
-    ratios["all of them"] = [ratio for of_one in ratios.values() for ratio in of_one]
+    drawn = {
+        name: ratios(rows, "torch_us") for name, rows in grouped(results["views"], lambda r: r["operation"]).items()
+    }
+    drawn["all of them"] = [ratio for of_one in drawn.values() for ratio in of_one]
     rows = []
-    for name, found in ratios.items():
+    for name, found in drawn.items():
         mean = statistics.geometric_mean(found)
         behind = sum(ratio < 1 for ratio in found)
         rows.append([name, str(len(found)), report.times(mean), report.times(min(found)), str(behind)])
@@ -79,6 +104,20 @@ def views(results):
 
 
 def lists(results):
+    """A row of a table for each list and dtype: our times, and torch's over ours."""
+    rows = []
+    for row in results["lists"]:
+        cells = [f"{row['list']}, {row['dtype']}"]
+        for clock in ("us", "host_us"):
+            for name in ("powsum", "total norm"):
+                ours, theirs = row[name][clock], row[f"torch {name}"][clock]
+                cells.append(f"{report.number(ours)} ({report.times(theirs / ours)})")
+        rows.append(cells)
+    heads = ["list", "sum of powers", "total norm", "sum of powers, host", "total norm, host"]
+    return [*report.table(heads, rows), ""]
+
+
+def all_lists(results):
     """A row a list and dtype: of each call the GPU's time, its bandwidth and the host's time."""
     rows = []
     for row in results["lists"]:
@@ -91,24 +130,40 @@ def lists(results):
 
 
 def weighted(results):
-    """A row a case and pair of dtypes: our time, torch's over ours, and the share of our sum's bandwidth."""
+    """A row of a table for each case: of all dtypes, torch's times over ours, and the share of our sum's bandwidth."""
     rows = []
-    for row in results["weighted"]:
-        us, rate = row["us"], row["bytes"] / row["sum_bytes"]
-        ratios = [
-            report.times(us[other] / us["weighted_sum"]) if other in us else "" for other in ("eager", "compiled")
-        ]
-        share = f"{100 * rate * us['sum'] / us['weighted_sum']:.0f}%"
-        rows.append([f"{row['case']}, {row['pair']}", report.number(us["weighted_sum"]), *ratios, share])
-    lines = [*report.table(["inputs", "µs", "× eager", "× torch.compile", "of our sum's bandwidth"], rows), ""]
+    for case, found in grouped(results["weighted"], lambda row: row["case"]).items():
+        times = [row["us"] for row in found]
+        shares = [share_of_sum(row) for row in found]
+        others = (report.spread(ratios(times, other, "weighted_sum")) for other in ("eager", "compiled"))
+        rows.append([case, *others, f"{min(shares):.0f}% to {max(shares):.0f}%"])
+    lines = [*report.table(["inputs", "× eager", "× torch.compile", "of our sum's bandwidth"], rows), ""]
     if drawn := results.get("weighted_views"):
         lines += [f"And {len(drawn)} random views: {all_views(drawn)}.", ""]
     return lines
 
 
-def compared(who, ratios):
+def share_of_sum(row):
+    """In percent, of the bytes that our sum takes in in the same time."""
+    return 100 * row["bytes"] / row["sum_bytes"] * row["us"]["sum"] / row["us"]["weighted_sum"]
+
+
+def all_weighted(results):
+    """A row a case and pair of dtypes: our time, torch's over ours, and the share of our sum's bandwidth."""
+    rows = []
+    for row in results["weighted"]:
+        us = row["us"]
+        beside = [
+            report.times(us[other] / us["weighted_sum"]) if other in us else "" for other in ("eager", "compiled")
+        ]
+        what = [f"{row['case']}, {row['pair']}", report.number(us["weighted_sum"])]
+        rows.append([*what, *beside, f"{share_of_sum(row):.0f}%"])
+    return [*report.table(["inputs", "µs", "× eager", "× torch.compile", "of our sum's bandwidth"], rows), ""]
+
+
+def compared(who, found):
     """torch's times over ours, in words."""
-    mean, behind = statistics.geometric_mean(ratios), sum(ratio < 1 for ratio in ratios)
+    mean, behind = statistics.geometric_mean(found), sum(ratio < 1 for ratio in found)
     return f"{who} takes {report.times(mean)} our time (geometric mean), and is faster in {behind}"
 
 
@@ -118,33 +173,44 @@ def all_views(rows):
 
 
 def segments(results):
-    """A row a case: our time, other ways' over ours, and the share of our sum's speed on the same elements."""
+    """A row of a table for each kind of lengths: torch's times over ours, and the share of our sum's speed."""
     rows = []
-    for row in [*results["rows"], *results["columns"]]:
-        us, shape = row["us"], " × ".join(f"{n:,}" for n in row["shape"])
-        ratios = [report.times(us[way] / us["segment_sum"]) if way in us else "" for way in WAYS]
-        what = f"{row['lengths']}; {shape} {row['dtype']}, {row['segments']:,} segments"
-        rows.append([what, report.number(us["segment_sum"]), *ratios, f"{100 * us['sum'] / us['segment_sum']:.0f}%"])
-    heads = ["lengths and data", "µs", "× torch.segment_reduce", "× nested", "× index_add", "of our sum's speed"]
+    for lengths, found in grouped([*results["rows"], *results["columns"]], lambda row: row["lengths"]).items():
+        times = [row["us"] for row in found]
+        others = (ratios(times, way, "segment_sum") for way in ("segment_reduce", "index_add"))
+        shares = ratios(times, "sum", "segment_sum")
+        share = f"{100 * min(shares):.0f}% to {100 * max(shares):.0f}%" if shares[1:] else f"{100 * shares[0]:.0f}%"
+        rows.append([lengths, str(len(found)), *(report.spread(some) for some in others), share])
+    heads = ["lengths", "inputs", "× torch.segment_reduce", "× index_add", "of our sum's speed"]
     lines = [*report.table(heads, rows), ""]
     if drawn := results.get("drawn"):
         lines += [f"And {len(drawn)} cases drawn at random: {all_segments(drawn)}.", ""]
     return lines
 
 
+def each_segments(results):
+    """A row a case: our time, other ways' over ours, and the share of our sum's speed on the same elements."""
+    rows = []
+    for row in [*results["rows"], *results["columns"]]:
+        us, shape = row["us"], " × ".join(f"{n:,}" for n in row["shape"])
+        beside = [report.times(us[way] / us["segment_sum"]) if way in us else "" for way in WAYS]
+        what = f"{row['lengths']}; {shape} {row['dtype']}, {row['segments']:,} segments"
+        rows.append([what, report.number(us["segment_sum"]), *beside, f"{100 * us['sum'] / us['segment_sum']:.0f}%"])
+    heads = ["lengths and data", "µs", "× segment_reduce", "× nested", "× index_add", "of our sum"]
+    return [*report.table(heads, rows), ""]
+
+
 def all_segments(rows):
     """What many cases have in common, in words."""
-    ratios = [ratio for ratio, _ in segment_ratios({"rows": rows})]
+    beside = [ratio for ratio, _ in segment_ratios({"rows": rows})]
     share = statistics.geometric_mean(row["us"]["sum"] / row["us"]["segment_sum"] for row in rows)
-    return compared("torch's fastest way", ratios) + f"; segments have {100 * share:.0f}% of our sum's speed"
+    return compared("torch's fastest way", beside) + f"; segments have {100 * share:.0f}% of our sum's speed"
 
 
 PARTS = {
     "norms": ("docs/norms.md", norms, "norms"),
     "lists": ("docs/norms.md", lists, "lists"),
     "kin": ("docs/family.md", kin, "kin"),
-    "converted": ("docs/family.md", converted, "converted"),
-    "views": ("docs/family.md", views, "views"),
     "weighted": ("docs/weighted.md", weighted, "weighted"),
     "segments": ("docs/segments.md", segments, "rows"),
 }
@@ -222,10 +288,9 @@ def summary(all_results, root):
     for i, (names, _) in enumerate(FUNCTIONS):
         texts = []
         for of_gpu in found.values():
-            for ratios in zip(*of_gpu[i], strict=True) if of_gpu[i] else [()] * 2:
-                ratios = [ratio for ratio in ratios if ratio]
-                mean = statistics.geometric_mean(ratios) if ratios else 0
-                texts.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "")
+            for some in zip(*of_gpu[i], strict=True) if of_gpu[i] else [()] * 2:
+                some = [ratio for ratio in some if ratio]
+                texts.append(report.spread(some) if some else "")
         if all(texts):
             rows.append([names, *texts])
         elif any(texts):  # no table has an empty cell
@@ -245,7 +310,7 @@ def documents(root, times):
     lines = summary([results for _, results in times], root)
     pages["README.md"] = report.fill(pages["README.md"], "family:functions", lines, NOTE)
     for name, (page, part, key) in PARTS.items():
-        known = [results for _, results in times if key in results]
+        known = newest([results for _, results in times if key in results])
         lines = [line for results in known for line in [*source_lines(results, root), *part(results)]]
         pages[page] = report.fill(pages[page], f"family:{name}", lines or ["not measured yet", ""], NOTE)
     return pages

@@ -19,7 +19,7 @@ import time
 
 import provenance
 
-REPORTS = ("family", "rows", "index", "exact", "ranks", "models", "compiled", "ladder", "report", "peers")
+REPORTS = ("family", "rows", "index", "exact", "ranks", "models", "compiled", "ladder", "times", "report", "peers")
 
 
 def main(arguments=None):

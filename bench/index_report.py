@@ -55,11 +55,16 @@ def segments(rows):
 
 
 def times(results, root):
-    found = family_report.source_lines(results, root)
-    for part, made in (("sums", sums), ("embeddings", embeddings), ("graphs", graphs), ("segments", segments)):
-        if part in results:
-            found += [*made(results[part]), ""]
-    return found
+    """Where it was measured, and the sums by index."""
+    return [*family_report.source_lines(results, root), *sums(results["sums"]), ""]
+
+
+def more(results):
+    """What else was measured."""
+    lines = []
+    for part, made in (("embeddings", embeddings), ("graphs", graphs), ("segments", segments)):
+        lines += [*made(results[part]), ""] if part in results else []
+    return lines
 
 
 def main(arguments=None):

@@ -104,11 +104,11 @@ def since(hashes):
 
 
 def counter_names():
-    rows = [
-        [name, f"`{old}`", "<br>".join(f"`{metric}`" for metric in metrics)]
-        for name, (metrics, _, old) in _climb.COUNTERS.items()
-    ]
-    return [*report.table(["here", "nvprof, in the lessons", "ncu, today"], rows), ""]
+    lines = []
+    for name, (metrics, _, old) in _climb.COUNTERS.items():
+        today = " and ".join(f"`{metric}`" for metric in metrics)
+        lines += report.wrapped(f"- **{name}**: `{old}` of nvprof, in the lessons; {today} of ncu, today", "  ")
+    return [*lines, ""]
 
 
 def counter_table(climb, names):
@@ -116,9 +116,27 @@ def counter_table(climb, names):
     steps = [step for step in climb["rungs"] if step["name"] in names and "counters" in step]
     if not steps:
         return []
-    shown = [name for name in _climb.COUNTERS if any(name in step["counters"] for step in steps)]
-    cells = [[step["name"], *(_climb.cell_text(name, step["counters"]) for name in shown)] for step in steps]
-    return [*report.table(["counters", *shown], cells), ""]
+    rungs = {rung.name: str(rung.number) for rung in ladder.rungs()}
+    lines = []
+    for name in _climb.COUNTERS:
+        cells = [_climb.cell_text(name, step["counters"]) for step in steps]
+        if any(name in step["counters"] for step in steps):
+            rate = " GB/s" if any(cell.endswith(" GB/s") for cell in cells) else ""  # stands once, in the row's name
+            lines.append([f"{name},{rate}" if rate else name, *(c.removesuffix(" GB/s") for c in cells)])
+    return [*report.table(["rung", *(rungs[step["name"]] for step in steps)], lines), ""]
+
+
+def rung_table(head, rows):
+    """A table of (rung, cells). Each rung links to its file; where that makes a row too long, below the table."""
+    table, files = [], []
+    for rung, cells in rows:
+        name, file = f"[{rung.number} {rung.name}]", f"../../csrc/ladder/{rung.file}"
+        row = [f"{name}({file})", *cells]
+        if len(" | ".join(row)) + len("|  |") > report.WIDTH:
+            row[0] = name
+            files.append(f"{name}: {file}")
+        table.append(row)
+    return [*report.table(head, table), "", *files, *[""] * bool(files)]
 
 
 def chapter(slug, results, number):
@@ -127,11 +145,10 @@ def chapter(slug, results, number):
     climb = results["climb"]
     stale = since(measured_on(results) if number == 6 else of_the_ladder(results))
     text = f"{results['gpu']}, {results['date']}{stale}. [How it is measured](measuring.md)."
-    table = [[f"[{r.number} {r.name}](../../csrc/ladder/{r.file})", *cells] for r, cells in rows(climb, rungs)]
     lines = [*chapter_picture(slug, results, number), text, ""]
-    lines += [*report.table(["rung", *HEADER], table), ""]
+    lines += rung_table(["rung", *HEADER], rows(climb, rungs))
     counters = counter_table(climb, rungs)
-    return lines + (report.folded("The counters", counters[:-1]) if counters else [])
+    return lines + (report.folded("The counters, by the number of the rung", counters[:-1]) if counters else [])
 
 
 def profiled_only(slug, results, number):
@@ -244,7 +261,9 @@ def lesson(slug, results, title):
         lines += wrapped(item, "  ")
     lines += ["", *wrapped(_climb.COUNTED), "", *profiled(steps)]
     counters = counter_table(climb, printed)
-    return lines + (report.folded("The counters here, on ints", counters[:-1]) if counters else [])
+    return lines + (
+        report.folded("The counters here, on ints, by the number of the rung", counters[:-1]) if counters else []
+    )
 
 
 def before(slug, results):
@@ -447,40 +466,40 @@ def holds(all_results):
     measured = dict(all_results)
     names = GPUS | {slug: results["gpu"] for slug, results in all_results}
     printed = {name: seconds for lesson in _climb.LESSONS.values() for name, seconds in lesson.items()}
-    table = []
+    table, verdicts = [], []
     for rung in ladder.rungs():
         if not rung.before or rung.chapter == 6:
             continue
         then = printed[rung.before] / printed[rung.name] if {rung.name, rung.before} <= set(printed) else None
         cells = [verdict(rung, measured[slug]) if slug in measured else "not measured" for slug in names]
-        link = f"[{rung.number} {rung.name}](../../csrc/ladder/{rung.file})"
-        table.append([link, rung.before, rung.moves or "–", times(then, 1) if then else "–", *cells])
-    head = ["rung", "compared with", "meant to move", "then", *names.values()]
+        table.append((rung, [rung.before, rung.moves or "time alone", times(then, 1) if then else "not printed"]))
+        verdicts.append([f"{rung.number} {rung.name}", *cells])
+    head = ["rung", "compared with", "meant to move", "then"]
     missing = [name for slug, name in names.items() if slug not in measured]
     note = f"Not measured yet: {', '.join(missing)}. There `python bench/ladder.py --save` fills the column."
     notes = [wrapped(note)] if missing else []
     for _, results in all_results:
         if older := since(of_the_ladder(results)):
             notes.append(wrapped(f"{results['gpu']} was measured on {results['date']}{older}."))
-    return [*report.table(head, table), "", *(line for lines in notes for line in [*lines, ""])]
+    tables = [*rung_table(head, table), *report.table(["rung", *names.values()], verdicts), ""]
+    return [*tables, *(line for lines in notes for line in [*lines, ""])]
 
 
 # --- what differs from the lessons ------------------------------------------------------------------------------------
 
 
 def difference(rung):
-    """The comment "Differs from the lesson" of a rung's file, on one line, for a cell."""
+    """The comment "Differs from the lesson" of a rung's file, on one line."""
     comment = re.search(r"// Differs from the lesson: ((?:.*\n)(?://.*\n)*)", source_of(rung.name))[1]
     text = " ".join(line.removeprefix("//").strip() for line in comment.splitlines())
     parts = text.split("`")  # every second one is code
     parts[::2] = [re.sub(r"\b(?:__|add_last_warp)\w*", r"`\g<0>`", part) for part in parts[::2]]
-    return "`".join(parts).replace("|", "\\|")
+    return "`".join(parts)
 
 
 def differences():
-    table = [[f"{rung.number} {rung.name}", difference(rung)] for rung in ladder.rungs() if rung.chapter < 6]
-    lines = report.table(["rung", "differs from the lesson"], table)
-    return report.folded("What each file says about its lesson", [line.replace(" --: ", " :-- ") for line in lines])
+    known = (f"- **{rung.number} {rung.name}**: {difference(rung)}" for rung in ladder.rungs() if rung.chapter < 6)
+    return report.folded("What each file says about its lesson", [*known])
 
 
 # --- who adds what ----------------------------------------------------------------------------------------------------

@@ -48,15 +48,16 @@ def of_grid(results, section):
 
 
 def of_models(results):
-    """Training steps stand here also where the difference is noise, which is said."""
+    """Training steps stand here also where the difference is noise, which their names say."""
     steps = "a step of `examples/train.py`"
+    short = "a step of `train.py`"
     for what, rival, _, ratio in slower.of_models(results):
         if what != steps:
             yield what, rival, ratio
     for kind, pair in results.get("train", {}).items():
-        noise = ", within the noise" if slower.is_noise(pair) else ""
+        noise = ", noise" if slower.is_noise(pair) else ""
         rival = "torch.compile" if kind == "compiled" else "torch"
-        yield f"{steps}, {kind}{noise}", rival, statistics.median(pair["torch"]) / statistics.median(pair["ours"])
+        yield f"{short}, {kind}{noise}", rival, statistics.median(pair["torch"]) / statistics.median(pair["ours"])
 
 
 def cells(kind, results, section):

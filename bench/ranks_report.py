@@ -41,7 +41,7 @@ def source(results, root):
     return [f"{results['gpus']} GPUs, NCCL. {line}", end]
 
 
-def calls(results, root):
+def calls(results):
     """A table a clock: from the call until the GPU is done, and of the GPU alone, in a CUDA graph."""
     found = results.get("calls", [])
     if not found:
@@ -60,19 +60,25 @@ def calls(results, root):
     at_all = on_gpu | {"first": "first of its kind", "beside gloo": "beside gloo"}
     graphs = ["The GPU's time, of calls in a CUDA graph:", "", *table("gpu_us", on_gpu), ""]
     single = ["From the call until the GPU is done, of single calls to an idle GPU:", "", *table("us", at_all), ""]
-    return [*source(results, root), *graphs, *single]
+    return [*graphs, *single]
 
 
-def times(results, root):
-    """Where it was measured, and a table of all else."""
+def times(results):
+    """A table of the other measurements."""
     header, rows = ["call", "dtype", "ours, µs", "torch's, µs", "torch's over ours", "ours, GB/s"], rows_of(results)
     if rows and len(rows[0]) > len(header):
         header.append("NCCL's symmetric kernels, µs")
-    return [*source(results, root), *report.table(header, rows), ""]
+    return [*report.table(header, rows), ""]
+
+
+def sourced(part):
+    return lambda results, root: [*source(results, root), *lines] if (lines := part(results)) else []
 
 
 def main(arguments=None):
-    report.run_page(__doc__, "ranks_report", PAGE, TIMES, {"ranks:calls": calls, "ranks:times": times}, arguments)
+    report.run_page(
+        __doc__, "ranks_report", PAGE, TIMES, {"ranks:calls": sourced(calls), "ranks:times": sourced(times)}, arguments
+    )
 
 
 if __name__ == "__main__":

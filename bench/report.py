@@ -82,6 +82,12 @@ def folded(title, lines):
     return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>", ""]
 
 
+def spread(ratios):
+    """The geometric mean of some ratios, and in brackets the least and the largest."""
+    mean = f"{statistics.geometric_mean(ratios):.2f}"
+    return f"{mean} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios[1:] else mean
+
+
 def times(value):
     """A ratio, bold where it is a loss."""
     if value is None:
@@ -99,30 +105,36 @@ def of_read(case, results):
     if share is None:
         return ""
     reason = bars.above_read(case, results)
-    return f"{share:.1f}%" + ("" if reason is None else f" ({reason or '**no reason known**'})")
+    return f"{share:.1f}%" + ("" if reason is None else f" ({reason or '**no reason**'})")
 
 
-def case_table(cases, results, rivals=bars.RIVALS, reads=True):
-    """A table row for each cell, with its time back to back as well."""
-    beside = tuple(bars.RIVALS) if any(map(bars.between, cases)) else None
+def of_family(case):
+    """A cell's name in a table of its family."""
+    return case["name"].removeprefix(f"{case['family']} ")
+
+
+def case_table(cases, results, rivals=bars.RIVALS, reads=True, name=of_family):
+    """A row of a table for each cell."""
     header = ["cell", "bytes", "µs", "GB/s"] + ["of read"] * reads + [f"× {bars.RIVALS[rival]}" for rival in rivals]
-    if beside is not None:
-        header += ["back to back: µs", *(f"back to back: × {bars.RIVALS[rival]}" for rival in beside)]
 
     def row(case):
-        begin = [case["name"], pictures.bytes_text(case["bytes"])]
+        begin = [name(case), pictures.bytes_text(case["bytes"])]
         if "us" not in case:
             begin.append("skipped" if "skipped" in case else "FAILED")
             return begin + [""] * (len(header) - len(begin))
         begin += [number(case["us"]["ours"]), number(bars.gbps(case))] + [of_read(case, results)] * reads
-        begin += [times(bars.ratio(case, rival)) for rival in rivals]
-        if beside is not None:
-            tight = bars.back_to_back(case)
-            begin += [number(tight["us"]["ours"])] if tight else [""]
-            begin += [times(bars.ratio(tight, rival)) if tight else "" for rival in beside]
-        return begin
+        return begin + [times(bars.ratio(case, rival)) for rival in rivals]
 
     return table(header, map(row, cases))
+
+
+def tight_table(cases):
+    """The same cells back to back."""
+    rows = [
+        [of_family(case), number(case["us"]["ours"]), *(times(bars.ratio(case, rival)) for rival in bars.RIVALS)]
+        for case in bars.all_back_to_back(cases)
+    ]
+    return table(["back to back", "µs", *(f"× {rival}" for rival in bars.RIVALS.values())], rows)
 
 
 # --- what both pages say ------------------------------------------------------------------------------------
@@ -191,34 +203,25 @@ def losses(results):
     return lines + (folded(f"The other {len(others)}", table(header, others)) if others else [])
 
 
-def mean_row(name, what, found, beside):
-    """`beside`: what was found back to back, None if that was not measured, and the column is not there."""
-    row = [name, what, str(found.cells), f"{found.mean:.2f}×", f"{found.median:.2f}×", str(found.slower)]
-    row += [times(found.worst), found.where]
-    return row if beside is None else [*row, f"{beside.mean:.2f}× / {beside.median:.2f}×" if beside else ""]
+def mean_row(what, found):
+    mean = f"{found.mean:.2f}× / {found.median:.2f}×"
+    return [what, str(found.cells), mean, str(found.slower), times(found.worst), found.where]
 
 
 def summary(results):
-    """Nothing if no rival was measured. CUB's two kinds of sums are never one mean."""
+    """A table for each rival, and a paragraph about CUB, whose two kinds of sums are never one mean."""
     gpu, cpu = (cases for _, cases in places(results))
-    tight = bars.all_back_to_back(gpu)
-    tight_means = bars.means(tight)
-    tight_classes = {(rival, some): mean for rival, some, mean in bars.means_of_classes(tight)}
-    missing = {} if tight else None
-
-    def row(rival, what, found, beside, where=""):
-        return mean_row(bars.RIVALS[rival] + where, what, found, beside or missing)
-
+    tight, lines = bars.all_back_to_back(gpu), []
+    header = ["how many", "mean / median", "slower in", "worst", "worst cell"]
     whole = bars.means(gpu, ("torch", "compile"))
-    rows = [row(rival, "all", found, tight_means.get(rival)) for rival, found in whole.items()]
-    rows += [
-        row(rival, some.name, found, tight_classes.get((rival, some)))
-        for rival, some, found in bars.means_of_classes(gpu)
-    ]
-    rows += [row(rival, "all", found, None, " on the CPU") for rival, found in bars.means(cpu).items()]
-    header = ["against", "cells", "how many", "geometric mean", "median", "slower in", "worst", "worst cell"]
-    header += ["back to back: mean / median"] if tight else []
-    lines = [*table(header, rows), ""] if rows else []
+    for rival, name in bars.RIVALS.items():
+        rows = [mean_row("all", whole[rival])] if rival in whole else []
+        rows += [mean_row(some.name, found) for who, some, found in bars.means_of_classes(gpu) if who == rival]
+        lines += [*table([f"beside {name}", *header], rows), ""] if rows else []
+    rows = [mean_row("all", found) for found in bars.means(cpu).values()]
+    lines += [*table(["beside torch.sum on the CPU", *header], rows), ""] if rows else []
+    if tight:
+        lines += ["And back to back, the mean / the median:", "", *tight_means(tight), ""]
     if any("cub" in case["us"] for case in bars.measured(gpu)):
         way = bars.segments(results)
         text = {
@@ -227,6 +230,19 @@ def summary(results):
         }[way]
         lines += [f"CUB's sums of rows are apart from its full sums: CUB {results.get('cub', '')} {text}.", ""]
     return lines
+
+
+def tight_means(tight):
+    """A row of a table for each class, and a column for each rival."""
+    found = {("all", rival): mean for rival, mean in bars.means(tight, ("torch", "compile")).items()}
+    found |= {(some.name, rival): mean for rival, some, mean in bars.means_of_classes(tight)}
+
+    def cell(what, rival):
+        mean = found.get((what, rival))
+        return f"{mean.mean:.2f}× / {mean.median:.2f}×" if mean else ""
+
+    rows = [[what, *(cell(what, rival) for rival in bars.RIVALS)] for what in dict.fromkeys(what for what, _ in found)]
+    return table(["cells", *(f"× {rival}" for rival in bars.RIVALS.values())], rows)
 
 
 # --- README.md ----------------------------------------------------------------------------------------------
@@ -262,29 +278,26 @@ def readme_section(results, root):
     return lines
 
 
-WORST = ["calls", "against", "slower in", "their time / ours", "worst", "worst cell"]
-
-
-def class_row(one):
-    """A row of a table for a class of bench/slower.py."""
-    ratio, cell, gpu = one.cells[0]
-    return [
-        one.what,
-        one.rival,
-        f"{one.slower} of {len(one.cells)}",
-        times(one.mean),
-        times(ratio),
-        f"{cell}; {gpu.removeprefix('NVIDIA ').split()[0]}",
-    ]
+CLASS = ["calls", "against", "slower in", "their time / ours", "worst"]
 
 
 def class_table(loaded, split):
-    """Of the classes in which another one is faster, the one with the worst cell first; the cell only with `split`."""
-    lost = [class_row(one) for one in slower.classes(loaded, split) if one.slower]
-    columns = len(WORST) - (not split)
-    head, _, *body = table(WORST[:columns], [row[:columns] for row in lost])
-    rule = "| :-- | :-- | --: | --: | --: |" + " :-- |" * split
-    return [head, rule, *body, ""] if lost else ["Nobody is faster in any cell.", ""]
+    """Of the classes in which another one is faster, the one with the worst cell first; with `split` also that cell."""
+    lost = [one for one in slower.classes(loaded, split) if one.slower]
+    if not lost:
+        return ["Nobody is faster in any cell.", ""]
+    rows = [
+        [one.what, one.rival, f"{one.slower} of {len(one.cells)}", times(one.mean), times(one.cells[0][0])]
+        for one in lost
+    ]
+    head, _, *body = table(CLASS, rows)
+    lines = [head, "| :-- | :-- | --: | --: | --: |", *body, ""]
+    worst = [
+        f"- {one.what}, {one.rival}: {times(ratio)}, {cell}; {gpu.removeprefix('NVIDIA ').split()[0]}"
+        for one in lost
+        for ratio, cell, gpu in one.cells[:1]
+    ]
+    return lines + (folded("The worst cell of each", worst) if split else [])
 
 
 def measured_when(all_results, all_hashes, root):
@@ -354,7 +367,7 @@ INTRODUCTION = f"""{MADE}
 # Performance
 
 This page compares torch_reduce with torch.sum, torch.compile and CUB, shape by shape. A ratio such as "× torch.sum"
-is the time of torch.sum over ours: above 1×, torch_reduce is faster.
+is the time of torch.sum over ours: above 1×, torch_reduce is faster. [times.md](times.md) has the other functions.
 
 ## Words
 
@@ -424,10 +437,11 @@ def page_section(slug, results, root):
     lines += [f"### Cells: {slug}", ""]
     for family in dict.fromkeys(case["family"] for case in gpu):
         cases = [case for case in gpu if case["family"] == family]
-        lines += folded(f"{FAMILIES.get(family, family)} ({len(cases)})", case_table(cases, results))
+        tight = ["", *tight_table(cases)] if any(map(bars.between, cases)) else []
+        lines += folded(f"{FAMILIES.get(family, family)} ({len(cases)})", [*case_table(cases, results), *tight])
     if cpu:
         title = f"The CPU backend ({len(cpu)}): one buffer, so small inputs come from the caches"
-        lines += folded(title, case_table(cpu, results, ("torch",), reads=False))
+        lines += folded(title, case_table(cpu, results, ("torch",), False, lambda case: case["name"]))
     failed = [
         [case["name"] + where, bars.RIVALS.get(rival, rival), f"`{error}`".replace("|", "\\|")]
         for where, cases in places(results)
@@ -454,7 +468,7 @@ def bar_lines(results):
     word, lines, lists = {True: "met", False: "**NOT MET**", None: "not measured"}, [], []
     for bar in bars.bars(results):
         lines.append([bar.what, word[bar.met], bar.found])
-        if bar.below:
+        if bar.below and bar.what not in (bars.LOST, bars.LOST_ON_CPU):  # which "Where it is slower" lists
             lists += folded(f"Below: {bar.what} ({len(bar.below)})", [f"- {name}" for name in bar.below])
     return [*table(["bar", "is it met?", "found"], lines), "", *lists]
 
@@ -508,7 +522,7 @@ def views_section(all_views, root):
     ]
     for _, results in all_views:
         rows = sorted((view["torch_us"] / view["us"], view) for view in results["views"])
-        lost = [[v["view"], number(v["us"]), number(v["torch_us"]), times(r)] for r, v in rows if r < 1]
+        lost = [f"- {v['view']}: {number(v['us'])}, {number(v['torch_us'])}, {times(r)}" for r, v in rows if r < 1]
         hashes = provenance.sources(results)
         lines += [
             views_text(results),
@@ -518,10 +532,8 @@ def views_section(all_views, root):
             "",
         ]
         if lost:
-            lines += folded(
-                f"Where torch.sum is faster ({len(lost)})",
-                table(["view", "µs", "torch.sum, µs", "× torch.sum"], lost),
-            )
+            note = "Each view with our time in µs, the time of torch.sum, and their ratio."
+            lines += folded(f"Where torch.sum is faster ({len(lost)})", [note, "", *lost])
     return lines if all_views else [*lines, "not measured yet", ""]
 
 
@@ -651,7 +663,8 @@ def run_page(description, script, path, results_name, parts, arguments=None, not
     def make(root):
         page, found = (root / path).read_text(encoding="utf-8"), load_results(root, results_name)
         for marker, part in parts.items():
-            lines = [line for _, results in found for line in part(results, root)]
+            newest = sorted((results for _, results in found), key=lambda results: results["date"])[-1:]
+            lines = [line for results in newest for line in part(results, root)]
             page = fill(page, marker, lines or list(nothing), note)
         return {path: page}
 

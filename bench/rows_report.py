@@ -21,7 +21,19 @@ def cell(row):
 
 
 def times(results, root):
-    """Where it was measured, and a row per function and shape, with a column per dtype."""
+    """Where it was measured, and a row of a table for each function: of all shapes and dtypes."""
+    rows = []
+    for name, found in family_report.grouped(slower.rows_of(results), lambda row: row["function"]).items():
+        shares = family_report.ratios(found, "copy_us")
+        beside = (family_report.ratios(found, other) for other in ("torch_us", "compiled_us"))
+        share = f"{min(shares):.2f} to {max(shares):.2f}"
+        rows.append([name, share, *(report.spread(some) if some else "" for some in beside)])
+    header = ["function", "of a copy's speed", "× torch", "× torch.compile"]
+    return [*family_report.source_lines(results, root), *report.table(header, rows), ""]
+
+
+def all_times(results):
+    """A row per function and shape, with a column per dtype."""
     rows = slower.rows_of(results)
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     found = {}
@@ -29,7 +41,7 @@ def times(results, root):
         found.setdefault((row["function"], row["shape"]), {})[row["dtype"]] = cell(row)
     header = ["function", "input", *dtypes]
     lines = [[*key, *(cells.get(dtype, "") for dtype in dtypes)] for key, cells in found.items()]
-    return [*family_report.source_lines(results, root), *report.table(header, lines), ""]
+    return [*report.table(header, lines), ""]
 
 
 def main(arguments=None):

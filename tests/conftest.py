@@ -37,7 +37,7 @@ DOCS = {
     "test_try_order.py": None,
     "test_package.py": "test_import_under_the_wrong_torch",
     "test_ladder.py": "test_readme_counts_the_rungs",
-    "test_models.py": "test_every_cell_is_proven",
+    "test_models.py": "test_every_way_is_proven",
     "test_recipe.py": "test_recipe_is_written_down",
 }
 

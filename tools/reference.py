@@ -13,9 +13,13 @@ import inspect
 import itertools
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "bench"))
+import report  # noqa: E402
+
 PAGE = ROOT / "docs" / "reference.md"
 MODULES = (
     "torch_reduce",
@@ -24,6 +28,7 @@ MODULES = (
     "torch_reduce.triton",
     "torch_reduce.ladder",
 )
+WIDTH = 96  # characters of a line of code: what GitHub shows at once
 SECTIONS = "Args|Attributes|Returns|Raises|Warns"
 
 
@@ -50,7 +55,8 @@ def call(name, function):
         return []
     signature = inspect.signature(function)
     given = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
-    return ["```", f"{name}{signature.replace(parameters=given, return_annotation=signature.empty)}", "```"]
+    line = f"{name}{signature.replace(parameters=given, return_annotation=signature.empty)}"
+    return ["```", *textwrap.wrap(line, WIDTH, subsequent_indent=" " * (len(name) + 1)), "```"]
 
 
 def anchor(heading):
@@ -125,10 +131,9 @@ def page():
     text += ["<!-- reference:functions -->", "<!-- made by tools/reference.py; do not edit -->", ""]
     for module in MODULES:
         text += [f"## {module}", "", linked(body(importlib.import_module(module).__doc__), module, known), ""]
-        text += ["| name | what it is |", "| :-- | :-- |"]
         for name, member in members(module):
-            first = linked(inspect.cleandoc(member.__doc__).split("\n")[0], module, known).replace("|", "\\|")
-            text.append(f"| [`{name}`](#{anchor(f'{module}.{name}')}) | {first} |")
+            first = linked(inspect.cleandoc(member.__doc__).split("\n")[0], module, known)
+            text += report.wrapped(f"- [`{name}`](#{anchor(f'{module}.{name}')}): {first}", "  ")
         for name, member in members(module):
             text += ["", f"### {module}.{name}", "", *call(f"{module}.{name}", member)]
             text += [linked(body(member.__doc__), module, known)]

@@ -71,7 +71,7 @@ class replace(ContextDecorator):
     ``"any"``             ``torch.any``
     ``"all"``             ``torch.all``, and no other function
     ``"count_nonzero"``   ``torch.count_nonzero``
-    ``"vector_norm"``     ``torch.linalg.vector_norm`` and ``torch.norm`` of the orders that :func:`vector_norm` has
+    ``"vector_norm"``     ``torch.linalg.vector_norm``, ``torch.norm``: the orders of :func:`vector_norm`
     ``"logsumexp"``       ``torch.logsumexp`` of floats, without ``out=``
     ``"var"``, ``"std"``  ``torch.var``, ``torch.std`` of real floats
     ``"var_mean"``        ``torch.var_mean`` of real floats; and ``"std_mean"`` likewise
@@ -79,18 +79,19 @@ class replace(ContextDecorator):
     ``"softmax"``         ``torch.softmax`` of floats, and its gradient; and ``"log_softmax"`` likewise
     ``"layer_norm"``      ``torch.nn.functional.layer_norm``, and its gradients
     ``"rms_norm"``        ``torch.nn.functional.rms_norm``, and its gradients; not under ``torch.vmap``
-    ``"nll_loss"``        ``torch.nn.functional.nll_loss`` and its gradient: with ``"log_softmax"``, all of
-                          ``cross_entropy`` with indices of classes
+    ``"nll_loss"``        ``torch.nn.functional.nll_loss`` and its gradient
     ``"index_add"``       ``torch.index_add``, and the gradient of ``torch.index_select``
     ``"scatter_add"``     ``torch.scatter_add``, and the gradient of ``torch.gather``
     ``"index_reduce"``    ``torch.index_reduce`` of floats
     ``"scatter_reduce"``  ``torch.scatter_reduce`` of floats
     ``"index_put"``       ``torch.index_put`` with ``accumulate=True``, and the gradient of ``x[index]``
     ``"embedding"``       the gradient of ``torch.nn.functional.embedding``, without ``scale_grad_by_freq``
-    ``"embedding_bag"``   sums and means of ``torch.nn.functional.embedding_bag``, and all of its gradients, without
-                          ``scale_grad_by_freq`` and ``sparse``
+    ``"embedding_bag"``   sums and means of ``torch.nn.functional.embedding_bag``, and all of its gradients
     ``"bincount"``        ``torch.bincount`` with ``weights``
     ====================  ======================================================================
+
+    ``"nll_loss"`` and ``"log_softmax"`` together are all of ``cross_entropy`` with indices of classes.
+    ``"embedding_bag"`` leaves calls with ``scale_grad_by_freq`` or ``sparse`` to torch.
 
     A mean of ``nll_loss`` is one quotient of two sums in the contract's order, as for :func:`cross_entropy`. A
     ``cross_entropy`` of float32 or float64, and its gradient, have the bits of that function; of halves, torch rounds

@@ -1,6 +1,6 @@
-"""Gradients, autocast and the replacement together with export, vmap and graphs; and the table in docs/models.md.
+"""Gradients, autocast and the replacement together with export, vmap and graphs; and the lists in docs/models.md.
 
-Each of them alone has tests in a file of its own; the table says which.
+Each of them alone has tests in a file of its own; the list says which.
 """
 
 import ast
@@ -179,19 +179,26 @@ def functions_of(file):
     }
 
 
-def matrix():
-    """The rows of the table of features, as cells."""
-    lines = page().split("| feature |")[1].splitlines()[2:]
-    rows = lines[: lines.index("")]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+WAYS = ("eager", "compile", "export", "vmap", "graph")
 
 
-@pytest.mark.parametrize("row", matrix(), ids=lambda row: row[0])
-def test_every_cell_is_proven(row):
-    """Each cell of the table names tests, and nothing else."""
-    assert len(row) == 6
-    for cell in row[1:]:
-        assert NAMED.findall(cell) and not NAMED.sub("", cell).strip(", ")
+def features():
+    """(feature, ways and tests) of the list of features, as text."""
+    text = page().split("Combinations of these features")[1].split("\n## ")[0]
+    return re.findall(r"^- \*\*(.+?)\*\*: (.*(?:\n  .*)*)\.$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("feature", "tests"), features(), ids=[name for name, _ in features()])
+def test_every_way_is_proven(feature, tests):
+    """Each feature names tests of each way to run it, and nothing else."""
+    known = dict(part.split(":", 1) for part in " ".join(tests.split()).split("; "))
+    assert tuple(known) == WAYS
+    for text in known.values():
+        assert NAMED.findall(text) and not NAMED.sub("", text).strip(", ")
+
+
+def test_features():
+    assert len(features()) == 7
 
 
 @pytest.mark.parametrize(("name", "file"), sorted(set(NAMED.findall(page()))))

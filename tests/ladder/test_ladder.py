@@ -871,7 +871,7 @@ def test_another_gpu_adds_its_column():
     assert "Not measured yet" not in made["docs/ladder/holds.md"]
     known = {step["name"] for step in results["climb"]["rungs"]}
     for rung in ALL:
-        row = re.search(rf"^\| \[{rung.number} {rung.name}\].*", made["docs/ladder/holds.md"], re.M)
+        row = re.search(rf"^\| {rung.number} {rung.name} \|.*", made["docs/ladder/holds.md"], re.M)
         assert not row or ("not measured" in row[0]) == (rung.name not in known)
     for number in range(1, 7):
         page = made[f"docs/ladder/chapter{number}.md"]
@@ -890,6 +890,25 @@ def test_bytes_asked_for(results):
             used = counters["global load throughput"] * counters["global load efficiency"] / 100
             read, _ = ladder_report.asked(step)
             assert used / counters["DRAM read throughput"] == pytest.approx(read / step["elements"], rel=0.01)
+
+
+WORKS = "Professional CUDA C Programming, Optimizing Parallel Reduction in CUDA, Faster Parallel Reductions on Kepler, "
+WORKS += "CUDA C++ Programming Guide, CUB, PyTorch, this library"
+
+
+def test_every_rung_has_a_source():
+    """docs/ladder/sources.md names each rung once, under the work that the rung's file names first."""
+    text, known = (ROOT / "docs/ladder/sources.md").read_text(encoding="utf-8"), []
+    for numbers, source in re.findall(r"^- \*\*([^*]+)\*\*: (.*(?:\n  .*)*)", text, re.MULTILINE):
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", numbers):
+            known += [(number, source) for number in range(int(first), int(last or first) + 1)]
+
+    def work(source):
+        return min(
+            (source.lower().find(name.lower()), name) for name in WORKS.split(", ") if name.lower() in source.lower()
+        )[1]
+
+    assert [(number, work(source)) for number, source in sorted(known)] == [(r.number, work(r.source)) for r in ALL]
 
 
 def test_every_rung_has_a_kind_and_a_block():

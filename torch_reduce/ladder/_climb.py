@@ -37,7 +37,7 @@ BOOK = {
 # What the same output prints before them: (seconds, the rung to hold it against, what that rung is to it).
 BOOK_BEFORE = {
     "cpu reduce": (0.029138, "host_recursive", "the same recursion on the CPU"),
-    "warm-up": (0.011745, "neighbored", "every rung runs before it is timed, so a warm-up has no time of its own"),
+    "warm-up": (0.011745, "neighbored", "no warm-up is timed by itself"),
 }
 BOOK_SHARED = {"gmem": 0.0021206, "smem": 0.0011536}
 SLIDES = {
