@@ -42,6 +42,9 @@ FUNCTIONS = {
 }
 
 
+PARTS = (*FUNCTIONS, "steps")
+
+
 @contextlib.contextmanager
 def as_kind(kind):
     """What is compiled here is of this kind."""
@@ -114,7 +117,11 @@ def models():
 
 def steps(chosen, count):
     """A row per model whose name has `chosen`; prints `count` kernels of each that take longest."""
-    return [step_times(name, *found, count) for name, found in models().items() if chosen in name]
+    found = models()
+    if not found:
+        print("steps: neither transformers nor torchvision is installed")
+        return None
+    return [step_times(name, *made, count) for name, made in found.items() if chosen in name]
 
 
 def step_times(name, model, inputs, count):
@@ -163,7 +170,7 @@ def print_kernels(kind, step, count):
 
 
 def main(arguments=None):
-    parser = parts.parser(__doc__, (*FUNCTIONS, "steps"))
+    parser = parts.parser(__doc__, PARTS)
     parser.add_argument("--model", default="", metavar="NAME", help="steps of the models whose name has this")
     parser.add_argument("--kernels", type=int, default=0, metavar="N", help="and a step's N longest kernels")
     options = parser.parse_args(arguments)

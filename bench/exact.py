@@ -153,8 +153,11 @@ def measure(race):
     return rows
 
 
+PARTS = ("sums",)
+
+
 def main(arguments=None):
-    parser = parts.parser(__doc__, ["sums"])
+    parser = parts.parser(__doc__, PARTS)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/exact.py needs an NVIDIA GPU")

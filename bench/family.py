@@ -349,8 +349,7 @@ def told(results):
 
 
 def main(arguments=None):
-    parser = parts.parser(__doc__, PARTS)
-    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
+    parser = parts.parser(__doc__, PARTS, compiles=True)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/family.py needs an NVIDIA GPU")

@@ -269,13 +269,11 @@ def ratios_of(results, name):
 def summary(all_results, root):
     """The speed-ups by function: of torch's times over ours in an operation's cells the mean, least and largest.
 
-    It takes the GPUs with results on today's sources, or all GPUs if there is none; and of these the ones on which
-    the most functions were measured.
+    It takes the GPUs on which the most functions were measured, and of these the ones whose results are of today's
+    sources, if there are any.
     """
-    today = {r["gpu"] for r in all_results if not provenance.changed(provenance.sources(r), root)}
-    measured = [results for results in all_results if results["gpu"] in today] or all_results
     merged = {}
-    for results in measured:
+    for results in all_results:
         merged.setdefault(results["gpu"], {}).update(results)
     found = {
         gpu: [[pair for name in names.split() for pair in ratios_of(results, name)] for *_, names in FUNCTIONS]
@@ -283,6 +281,8 @@ def summary(all_results, root):
     }
     most = max((sum(map(bool, of_gpu)) for of_gpu in found.values()), default=0)
     found = {gpu: of_gpu for gpu, of_gpu in found.items() if sum(map(bool, of_gpu)) == most}
+    old = {r["gpu"] for r in all_results if provenance.changed(provenance.sources(r), root)}
+    found = {gpu: of_gpu for gpu, of_gpu in found.items() if gpu not in old} or found
     columns = [f"× {rival}, {gpu}" for gpu in found for rival in ("eager torch", "torch.compile")]
     rows, parts = [], []
     for i, (names, _) in enumerate(FUNCTIONS):
@@ -296,7 +296,7 @@ def summary(all_results, root):
         elif any(texts):  # no table has an empty cell
             known = (f"{text} {column}" for column, text in zip(columns, texts, strict=True) if text)
             parts.append(f"- {names}: {'; '.join(known)}.")
-    shown = [results for results in measured if results["gpu"] in found]
+    shown = [results for results in all_results if results["gpu"] in found]
     sources = report.measured_when(shown, [provenance.sources(results) for results in shown], root)
     lines = [*report.table(["functions", *columns], rows), ""] if rows else []
     return [*lines, *([*parts, ""] if parts else []), *sources]

@@ -3,6 +3,7 @@
     python bench/figures.py                 what is old of the GPU that is here, then the pages: `make figures`
     python bench/figures.py --budget 500    begins nothing after so many seconds; the same command goes on from there
     python bench/figures.py --only rows     what stands in rows.json alone
+    python bench/figures.py --pages         measures nothing, and needs no GPU: pages and pictures of the results
 
 What a file of bench/results depends on is written in bench/provenance.py, with the script that measures it;
 `python bench/provenance.py --old` lists what is old. A run may be cut off at any time: parts that were measured are
@@ -10,6 +11,7 @@ kept (bench/parts.py). ranks.json needs two GPUs, and is left out where there is
 """
 
 import argparse
+import importlib
 import json
 import math
 import os
@@ -19,6 +21,7 @@ import time
 
 import provenance
 
+USERS_PATH = os.environ.get("PYTHONPATH")
 REPORTS = ("family", "rows", "index", "exact", "ranks", "models", "compiled", "ladder", "times", "report", "peers")
 
 
@@ -27,12 +30,14 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", metavar="SECONDS", type=float, default=math.inf, help="begin nothing after these")
     parser.add_argument("--only", choices=list(files), help="measure this file")
+    parser.add_argument("--pages", action="store_true", help="measure nothing")
     options = parser.parse_args(arguments)
-    gpu, count = visible()
-    if not count:
+    gpu, count = (None, 0) if options.pages else visible()
+    if not count and not options.pages:
         sys.exit("bench/figures.py needs an NVIDIA GPU; `python bench/provenance.py --old` says what is old")
     begin, failed = time.monotonic(), []
-    for file in [files[options.only]] if options.only else provenance.RESULTS:
+    chosen = [files[options.only]] if options.only else provenance.RESULTS
+    for file in () if options.pages else chosen:
         measured = provenance.RESULTS[file]
         if is_of_today(file, gpu):
             print(f"==> {file} is of today's sources")
@@ -58,21 +63,33 @@ def visible():
 
 
 def is_of_today(file, gpu):
+    """Whether everything in a file was measured on this GPU and on today's sources."""
     path = provenance.place(file, gpu)
-    if not path.exists():
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return False
-    results = json.loads(path.read_text(encoding="utf-8"))
-    return not provenance.changed(provenance.sources(results), provenance.ROOT) and not lacks(file, results)
+    hashes = provenance.hashes_of(file, root=provenance.ROOT)
+    return results["gpu"] == gpu and results.get("sources") == hashes and not lacks(file, results)
 
 
 def lacks(file, results):
-    """Whether cells of the grid are missing, which writes its file cell by cell."""
-    return file == "grid.json" and len(results["cases"]) < results["cells"]
+    """Whether something is missing or has failed: a cell of the grid, or a part."""
+    if file == "grid.json":
+        import cases
+
+        cells, cpu = results["cases"] + results["cpu"]["cases"], provenance.csrc_hash(provenance.ROOT, "cpu")
+        few = len(cells) < results["cells"] + len(cases.cpu_cases()) or results["cpu"].get("csrc") != cpu
+        return few or any("error" in cell for cell in cells)
+    if "--budget" not in provenance.RESULTS[file].options:
+        return False
+    script = importlib.import_module(provenance.RESULTS[file].script.removeprefix("bench/").removesuffix(".py"))
+    return not set(script.PARTS) <= results.keys()
 
 
 def run(script, *arguments):
     """The exit status of a script of this repository."""
-    path = ":".join(map(str, (provenance.ROOT, provenance.ROOT / "bench")))
+    path = os.pathsep.join(map(str, (provenance.ROOT, provenance.ROOT / "bench", *filter(None, [USERS_PATH]))))
     command = [sys.executable, str(provenance.ROOT / script), *arguments]
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=False).returncode
 

@@ -18,17 +18,19 @@ import time
 
 import provenance
 
-SAME = ("gpu", "torch", "sources")  # as well as what the script itself adds, such as a seed
+SAME = ("gpu", "torch", "sources", "device", "seed", "eager")  # what results of one file have in common
 STANDARD = pathlib.Path()
 
 
-def parser(doc, parts):
-    """A parser with the options that all of these scripts have."""
+def parser(doc, parts, compiles=False):
+    """A parser with the options that all of these scripts have; some leave torch.compile out with --eager."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--save", metavar="FILE", type=pathlib.Path, nargs="?", const=STANDARD, help="keep the results")
     made.add_argument("--only", choices=list(parts), help="measure this part")
     made.add_argument("--budget", metavar="SECONDS", type=float, default=math.inf, help="begin no part after these")
     made.add_argument("--anew", action="store_true", help="measure what is kept again")
+    if compiles:
+        made.add_argument("--eager", action="store_true", help="leave torch.compile out")
     return made
 
 
@@ -36,62 +38,89 @@ def place(file, path, facts):
     """Where to keep the results: `path`, or for STANDARD the file of this GPU; None: nowhere."""
     if path != STANDARD:
         return path
-    if facts["gpu"] is None:
-        print("nothing is saved: only results of a GPU have a place of their own; name a file to keep these")
+    if facts["gpu"] is None or facts.get("eager"):
+        what = "whole results of a GPU" if facts.get("eager") else "results of a GPU"
+        print(f"nothing is saved: only {what} have a place of their own; name a file to keep these")
         return None
     return provenance.place(file, facts["gpu"])
 
 
 def earlier(path, facts):
     """The parts that were measured before as they would be now, with how long each took."""
-    for kept in (path.with_suffix(".partial"), path):
-        if kept.exists():
+    for kept in (partial(path), path):
+        try:
             found = json.loads(kept.read_text(encoding="utf-8"))
-            if all(found.get(name) == value for name, value in facts.items() if name in SAME or name == "seed"):
-                return found
+        except FileNotFoundError:
+            continue
+        except ValueError:
+            print(f"{kept} cannot be read, and is left out of account")
+            continue
+        if all(found.get(name) == facts.get(name) for name in SAME):
+            return found
     return {}
+
+
+def partial(path):
+    """Where results stand until all parts are there."""
+    return path.with_name(path.name + ".partial")
+
+
+def chosen(parts, options):
+    return [options.only] if options.only else list(parts)
+
+
+def missing(file, parts, options, facts):
+    """The chosen parts that a run would measure."""
+    path = place(file, options.save, facts)
+    kept = {} if path is None or options.anew else earlier(path, facts)
+    return [name for name in chosen(parts, options) if name not in kept]
 
 
 def run(file, parts, options, facts, told=None):
     """Measures {name: function} and gives the results: `facts`, the parts by name, and the seconds of each.
 
-    `told` makes lines of text of {name: what a part gave}.
+    A function gives None where it lacks what it needs; the part stays open then. `told` makes lines of text of {name:
+    what a part gave}.
     """
-    path = place(file, options.save, facts)
-    chosen = [options.only] if options.only else list(parts)
+    if getattr(options, "eager", False):
+        facts = facts | {"eager": True}
+    path, names = place(file, options.save, facts), chosen(parts, options)
     kept = {} if path is None else earlier(path, facts)
     results = facts | {"seconds": {}}
     for name in parts:
-        if name in kept and not (options.anew and name in chosen):
+        if name in kept and not (options.anew and name in names):
             results[name] = kept[name]
             results["seconds"][name] = kept.get("seconds", {}).get(name, 0.0)
     begin = time.monotonic()
-    for name in chosen:
+    for name in names:
         if name in results:
             print(f"{name}: measured before, on the same sources")
             continue
         at = time.monotonic()
         if at - begin > options.budget:
             break
-        results[name] = parts[name]()
+        measured = parts[name]()
+        if measured is None:
+            continue
+        results[name] = measured
         results["seconds"][name] = round(time.monotonic() - at, 1)
         if told is not None:
-            print("\n".join(told({name: results[name]})), flush=True)
+            print("\n".join(told({name: measured})), flush=True)
         print(f"{name}: {results['seconds'][name]:.0f} s", flush=True)
         if path is not None:
             keep(results, path, whole=set(parts) <= set(results))
-    if left := [name for name in parts if name not in results]:
-        print(f"left: {', '.join(left)}" + ("; the same command goes on from there" if path is not None else ""))
+    if left := [name for name in names if name not in results]:
+        more = f"; the same command{' without --anew' * options.anew} goes on from there" if path is not None else ""
+        print(f"left: {', '.join(left)}{more}")
     return results
 
 
 def keep(results, path, whole):
     """Writes the results; in one step, so that a run which is cut off leaves a whole file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    new = path.with_suffix(".new")
+    new = path.with_name(path.name + ".new")
     new.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    new.replace(path if whole else partial)
+    new.replace(path if whole else partial(path))
     if whole:
-        partial.unlink(missing_ok=True)
+        partial(path).unlink(missing_ok=True)
         print(f"written: {path}")

@@ -10,6 +10,7 @@ library only.
 import statistics
 
 import bars
+import provenance
 import report
 import slower
 
@@ -78,7 +79,7 @@ def rows(loaded, section):
     found = {}
     for kind, results in loaded:
         for what, rival, ratio in cells(kind, results, section):
-            on = "a CPU" if what.endswith("on the CPU") else results["gpu"].removeprefix("NVIDIA ").split()[0]
+            on = "a CPU" if what.endswith("on the CPU") else provenance.short(results["gpu"])
             found.setdefault(what, {}).setdefault((rival, on), []).append(ratio)
     return {(what, *key): of_what[key] for what, of_what in found.items() for key in sorted(of_what)}
 
@@ -107,7 +108,9 @@ def speed(section, loaded, root):
     if versions and any(rival == "CUB" for _, rival, _ in found):
         text += [f"CUB is version {' and '.join(sorted(versions))}.", ""]
     text += [f"Not measured: {', '.join(absent)}.", ""] if absent else []
-    when = report.measured_when([r for _, r in mine], [slower.sources(*each) for each in mine], root) if mine else []
+    files = [results for _, results in mine]
+    hashes = [provenance.sources(results, on_cpu=True) for results in files]
+    when = report.measured_when(files, hashes, root) if files else []
     return [*text, *when]
 
 

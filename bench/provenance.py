@@ -60,7 +60,9 @@ PARTS = {  # of csrc/, by the paths in it
     "calls": OF_TORCH.fullmatch,
     **{name: kernels_in(*folders) for name, folders in FOLDERS.items()},
 }
+INDUCTOR = "torch_reduce/_inductor"  # a part as well, which is no C++: what Inductor makes of our functions
 NAMES = {"engine": "engine", "ladder": "ladder", "cpu": "engine on the CPU", "calls": "operators"}
+NAMES |= {"inductor": "lowerings for Inductor"}
 KERNELS = dict.fromkeys(FOLDERS) | {
     "index": "sums by index",
     "exact": "exact sums",
@@ -89,8 +91,8 @@ RESULTS = {  # of a GPU, in the order in which bench/figures.py measures them
     "exact.json": Measured(("exact",), "bench/exact.py"),
     "weighted.json": Measured(("sums",), "bench/weighted.py"),
     "models.json": Measured(("sums", "calls"), "bench/models.py"),
-    "compiled.json": Measured(("rows", "calls"), "bench/compiled.py"),
-    "views.json": Measured(("sums",), "bench/views.py", "--save"),
+    "compiled.json": Measured(("rows", "inductor"), "bench/compiled.py"),
+    "views.json": Measured(("sums",), "bench/views.py", "--seconds inf --save"),
     "batch_invariance.json": Measured(("sums",), "examples/batch_invariance.py", "--save"),
     "ladder.json": Measured(("ladder", "sums"), "bench/ladder.py", "--save"),
     "ranks.json": Measured(("ranks", "calls"), "bench/ranks.py", "--save", gpus=2),
@@ -101,6 +103,8 @@ COMMENT = re.compile(r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|//[^\n]*|/\*.
 
 def csrc_files(root=ROOT, part="engine"):
     """The files that the hash of a part covers, sorted by their POSIX path relative to `root`."""
+    if part == "inductor":
+        return sorted((pathlib.Path(root) / INDUCTOR).glob("*.py"))
     csrc = pathlib.Path(root) / "csrc"
     files = (p for p in csrc.rglob("*") if p.is_file() and PARTS[part](p.relative_to(csrc).as_posix()))
     kept = (p for p in files if "__pycache__" not in p.parts and not BACKUP.fullmatch(p.name))
@@ -120,24 +124,25 @@ def code_at(path, _written):
 
 def csrc_hash(root=ROOT, part="engine"):
     """SHA-256 of a part's sources under `root`, in hexadecimal: see the module's docstring."""
-    digest = hashlib.sha256()
+    digest, whole = hashlib.sha256(), part in ("engine", "inductor")
     for path in csrc_files(root, part):
-        content = path.read_bytes() if part == "engine" else code_at(path, path.stat().st_mtime_ns)
+        content = path.read_bytes() if whole else code_at(path, path.stat().st_mtime_ns)
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
 
 
-def hashes_of(file, device="cuda"):
+def hashes_of(file, device="cuda", root=ROOT):
     """{part: hash of today} of what a file's results depend on, on a GPU or on the CPU."""
     parts = RESULTS[file].parts if file in RESULTS else ("sums",)
     if device == "cpu":
         parts = ("cpu", *({"calls"} & {*parts}))
-    return {part: csrc_hash(part=part) for part in parts}
+    return {part: csrc_hash(root, part) for part in parts}
 
 
-def sources(results):
-    """{part: hash} of what `results` were measured on, for `changed`."""
-    return results.get("sources") or {"engine": results["csrc"]}
+def sources(results, on_cpu=False):
+    """{part: hash} of what `results` were measured on, for `changed`; also `on_cpu`, of the grid's cells there."""
+    known = results.get("sources") or {"engine": results["csrc"]}
+    return known | ({"cpu": results["cpu"]["csrc"]} if on_cpu and "csrc" in results.get("cpu", {}) else {})
 
 
 def changed(hashes, root=ROOT):
@@ -163,6 +168,8 @@ def since(parts):
     """
     if not parts:
         return ""
+    if "engine" in parts:  # which is all of csrc/ but the ladder
+        parts = [part for part in parts if part in ("engine", "ladder", "inductor")]
     one = len(parts) == 1 and parts[0] in ("engine", "ladder", "cpu")
     return f"; since then {named(parts)} {'has' if one else 'have'} changed"
 
@@ -170,6 +177,12 @@ def since(parts):
 def at(hashes):
     """Words that say which sources a result was measured on, from {part: hash}."""
     return ", ".join(f"{named([part]).removeprefix('the ')} at `{known[:12]}`" for part, known in hashes.items())
+
+
+def short(gpu):
+    """A GPU's name for a table: "NVIDIA H100 80GB HBM3" -> "H100", "NVIDIA GeForce RTX 4090" -> "RTX 4090"."""
+    words = [w for w in gpu.split() if w.lower() not in VENDOR_WORDS and not VARIANT_WORD.fullmatch(w.lower())]
+    return " ".join(words) or gpu
 
 
 def gpu_slug(name):
@@ -199,8 +212,8 @@ def save(results, name, path):
 def old(root=ROOT):
     """[(path, the parts that have changed since)] of the results of a GPU that are older than the sources."""
     paths = [path for file in RESULTS for path in sorted((root / "bench" / "results").glob(f"*/{file}"))]
-    found = [(path, changed(sources(json.loads(path.read_text(encoding="utf-8"))), root)) for path in paths]
-    return [(path, parts) for path, parts in found if parts]
+    hashes = {path: sources(json.loads(path.read_text(encoding="utf-8")), on_cpu=True) for path in paths}
+    return [(path, parts) for path, of_file in hashes.items() if (parts := changed(of_file, root))]
 
 
 def told(found):
@@ -214,7 +227,7 @@ def told(found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for part in PARTS:
+    for part in (*PARTS, "inductor"):
         parser.add_argument(f"--{part}", dest="part", action="store_const", const=part, default="engine")
     parser.add_argument("--old", action="store_true", help="list the results that are older than the sources")
     options = parser.parse_args()

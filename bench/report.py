@@ -146,26 +146,21 @@ def places(results):
 
 
 def provenance_line(results, root):
-    ceiling = results.get("ceiling")
+    ceiling, hashes = results.get("ceiling"), provenance.sources(results, on_cpu=True)
     read = f"Reading 1 GiB: {ceiling['gbps']:,.0f} GB/s." if ceiling else ""
     cells, measured = results.get("cells", 0), len(results["cases"])
     missing = f" Of {cells} cells {measured} were measured." if measured < cells else ""
     return (
         f"Measured on {results['date']}: driver {results['driver']}, torch {results['torch']}, CUDA {results['cuda']}, "
         f"CUB {results.get('cub', 'none')}, Python {results['python']};\nCPU: {results['cpu_name']}, "
-        f"{results['cpu_threads']} threads; {provenance.at(sources(results))}{since(results, root)}."
+        f"{results['cpu_threads']} threads; {provenance.at(hashes)}{since(results, root)}."
         f"\n{read}{missing}".rstrip()
     )
 
 
 def since(results, root):
     """What to add to the date: what of csrc/ has changed."""
-    return provenance.since(provenance.changed(sources(results), root))
-
-
-def sources(results):
-    """{part: hash}: what the GPU ran, and the engine on the CPU, which grid.py measures apart."""
-    return provenance.sources(results) | ({"cpu": results["cpu"]["csrc"]} if "csrc" in results.get("cpu", {}) else {})
+    return provenance.since(provenance.changed(provenance.sources(results, on_cpu=True), root))
 
 
 def warnings(results):
@@ -293,7 +288,7 @@ def class_table(loaded, split):
     head, _, *body = table(CLASS, rows)
     lines = [head, "| :-- | :-- | --: | --: | --: |", *body, ""]
     worst = [
-        f"- {one.what}, {one.rival}: {times(ratio)}, {cell}; {gpu.removeprefix('NVIDIA ').split()[0]}"
+        f"- {one.what}, {one.rival}: {times(ratio)}, {cell}; {provenance.short(gpu)}"
         for one in lost
         for ratio, cell, gpu in one.cells[:1]
     ]
@@ -304,16 +299,18 @@ def measured_when(all_results, all_hashes, root):
     """One line: where and when all of these were measured, and what of their {part: hash} has changed since; the last
     line is empty."""
     dates = sorted(results["date"] for results in all_results)
-    gpus = " and ".join(sorted({results["gpu"] for results in all_results}))
-    torchs = " and ".join(sorted({results["torch"] for results in all_results}))
-    parts = {part: None for hashes in all_hashes for part in provenance.changed(hashes, root)}
+    gpus, torchs = (provenance.listed(sorted({results[key] for results in all_results})) for key in ("gpu", "torch"))
+    changed = [provenance.changed(hashes, root) for hashes in all_hashes]
+    since = provenance.since(list({part: None for parts in changed for part in parts}))
+    if since and not all(changed):
+        since = f"; some of it before a change of the sources: {sum(map(bool, changed))} of {len(changed)} files"
     days = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    return [f"Measured on {gpus}, {days}, torch {torchs}{provenance.since(list(parts))}.", ""]
+    return [f"Measured on {gpus}, {days}, torch {torchs}{since}.", ""]
 
 
 def when_slower(loaded, root):
     results = [results for _, results in loaded]
-    return measured_when(results, [slower.sources(*each) for each in loaded], root)
+    return measured_when(results, [provenance.sources(each, on_cpu=True) for each in results], root)
 
 
 def readme_slower(loaded, root):

@@ -176,6 +176,7 @@ MAKERS = {
     ROUNDED[0]: (_rounding_of, True),
     ROUNDED[1]: (_rounding_of, False),
 }
+PARTS = tuple(MAKERS)
 READS = ("logsumexp", "log_prob", "cross_entropy")
 CLASSES = ("log_prob", "cross_entropy")  # these take one per row
 
@@ -299,26 +300,26 @@ def summary(rows):
 
 
 def main(arguments=None):
-    parser = parts.parser(__doc__, MAKERS)
-    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
+    parser = parts.parser(__doc__, PARTS, compiles=True)
     parser.add_argument("--seed", type=int, default=0, help="what draws some of the lengths")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.exit("bench/rows.py needs an NVIDIA GPU")
     shapes = shapes_of(options.seed)
-    all_cells = {name: list(cells([name], shapes, DTYPES)) for name in MAKERS}
+    all_cells = {name: list(cells([name], shapes, DTYPES)) for name in PARTS}
+    facts = contenders.environment("rows.json") | {"seed": options.seed}
 
     @functools.cache  # once for all parts, as the processes take as long to start as many a part
     def compiled():
         if not options.eager:
-            compile_ahead([cell for name in ([options.only] if options.only else MAKERS) for cell in all_cells[name]])
+            left = parts.missing("rows.json", PARTS, options, facts)
+            compile_ahead([cell for name in left for cell in all_cells[name]])
 
     def part(name):
         compiled()
         return measure(all_cells[name], not options.eager)
 
-    measured = {name: functools.partial(part, name) for name in MAKERS}
-    facts = contenders.environment("rows.json") | {"seed": options.seed}
+    measured = {name: functools.partial(part, name) for name in PARTS}
     results = parts.run("rows.json", measured, options, facts)
     summary(slower.rows_of(results))
 

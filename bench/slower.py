@@ -10,7 +10,6 @@ import json
 import statistics
 
 import bars
-import provenance
 
 SEGMENTS = {"segment_reduce": "torch.segment_reduce", "nested": "nested tensors", "index_add": "torch's index_add"}
 OF_INDEX = {"atomics": "torch's atomics", "deterministic": "torch, deterministic"}
@@ -62,10 +61,10 @@ def beside(what, cell, row):
 def of_family(results):
     for part, more in (("norms", ""), ("kin", ""), ("converted", ": other dtypes"), ("views", ": random views")):
         for row in results.get(part, []):
-            name = "vector_norm" if row["operation"].startswith("norm") else row["operation"].split()[0]
+            name, *wide = ("vector_norm" if row["operation"].startswith("norm") else row["operation"]).split(" ", 1)
             cell = row["view"] if part == "views" else f"{row['shape']}, {row['dtype']}"
             cell = f"{row['operation']} of {cell}" if name == "vector_norm" else cell
-            yield from beside(f"`{name}`{more}", cell, row)
+            yield from beside(f"`{name}`{''.join(f' {word}' for word in wide)}{more}", cell, row)
     for row in results.get("lists", []):
         for ours, theirs in (("powsum", "torch powsum"), ("total norm", "torch total norm")):
             for clock, more in (("us", ""), ("host_us", ", the host")):
@@ -102,7 +101,9 @@ def rows_of(results):
 def of_rows(results):
     for row in rows_of(results):
         name, *more = row["function"].split(" ", 1)
-        yield from beside(f"`{name}`{' ' if more else ''}{''.join(more)}", f"{row['shape']}, {row['dtype']}", row)
+        comma = "," * name.endswith(",")
+        what = f"`{name.removesuffix(',')}`{comma}{' ' if more else ''}{''.join(more)}"
+        yield from beside(what, f"{row['shape']}, {row['dtype']}", row)
 
 
 def of_index(results):
@@ -195,7 +196,7 @@ KINDS = {
     "exact": "exact sums",
     "models": "steps of models, and calls in them",
     "compiled": "functions of rows that Inductor fuses, and compiled steps of models",
-    "ranks": "sums and norms over two ranks",
+    "ranks": "sums and norms over ranks",
 }
 
 
@@ -203,12 +204,6 @@ def load(root):
     """[(kind, results)] of all files, sorted by kind and by folder."""
     places = [(kind, path) for kind in FILES for path in sorted((root / "bench" / "results").glob(f"*/{kind}.json"))]
     return [(kind, json.loads(path.read_text(encoding="utf-8"))) for kind, path in places]
-
-
-def sources(kind, results):
-    """{part: hash} of what a file's results were measured on."""
-    on_cpu = {"cpu": results["cpu"]["csrc"]} if kind == "grid" and "csrc" in results.get("cpu", {}) else {}
-    return provenance.sources(results) | on_cpu
 
 
 def classes(loaded, split=True):

@@ -151,9 +151,11 @@ def told(row):
     )
 
 
+PARTS = ("weighted", "weighted_views")
+
+
 def main(arguments=None):
-    parser = parts.parser(__doc__, ("weighted", "weighted_views"))
-    parser.add_argument("--eager", action="store_true", help="leave torch.compile out")
+    parser = parts.parser(__doc__, PARTS, compiles=True)
     parser.add_argument("--cases", metavar="TEXT", help="measure the cases whose names contain this")
     options = parser.parse_args(arguments)
     if options.cases and options.save is not None:

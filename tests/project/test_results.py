@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import importlib
 import json
 import os
 import pathlib
@@ -276,6 +277,17 @@ def test_comments_make_no_result_old(tmp_path):
     assert hash_of('int a = 2; auto b = "//";') != first and hash_of('int a = 1; auto b = "/";') != first
 
 
+def test_lowerings_are_a_part(tmp_path):
+    """What Inductor makes of our functions makes results of compiled functions old."""
+    file = tmp_path / provenance.INDUCTOR / "one.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("a = 1")
+    before = provenance.csrc_hash(tmp_path, "inductor")
+    file.write_text("a = 2")
+    assert provenance.changed({"inductor": before}, tmp_path) == ["inductor"]
+    assert "inductor" in provenance.RESULTS["compiled.json"].parts
+
+
 def test_old_results(tmp_path):
     """`--old` lists each file that is older than its part of the sources, and the command that measures it."""
     (tmp_path / "csrc" / "rows").mkdir(parents=True)
@@ -298,7 +310,7 @@ def test_every_file_of_results_is_known():
     for file, measured in provenance.RESULTS.items():
         script = (ROOT / measured.script).read_text()
         assert "--save" in script or "parts.parser" in script, file
-        assert set(measured.parts) <= set(provenance.PARTS)
+        assert all(provenance.csrc_files(part=part) for part in measured.parts), file
 
 
 def test_provenance_of_an_unknown_part():
@@ -1224,9 +1236,9 @@ def test_compiled_functions_and_steps():
     step = {"model": "GPT-2", "ms": {"torch": 10.0, "fused": 11.0, "called": 12.5}}
     results = PLACE | {"sum": rows, "rms_norm of a model": rows[:1], "steps": [step]}
     text = "\n".join(compiled_report.times(results, ROOT))
-    assert "| `sum` | 2 | 1.00 (0.50 to 2.00) | 3.00 (3.00 to 3.00) | not in all |" in text
-    assert "| rms_norm of a model | 1 | 0.50 (0.50 to 0.50) | 3.00 (3.00 to 3.00) | yes |" in text
-    assert "| GPT-2 | 10.0 | 11.0 | 1.10 | 1.25 |" in text
+    assert "| `sum` | 2 | 1.00 (0.50 to 2.00) | 0.33 (0.33 to 0.33) | not in all |" in text
+    assert "| rms_norm of a model | 1 | 2.00 | 0.33 | yes |" in text
+    assert "| GPT-2 | 10.0 | 11.0 | **0.909×** | **0.800×** |" in text
     found = list(slower.FILES["compiled"](results))
     assert ("`sum` between products, compiled", "torch.compile", "(64, 9) bfloat16", 0.5) in found
     assert ("a compiled step", "torch.compile", "GPT-2", 10 / 11) in found and len(found) == 4
@@ -1252,8 +1264,8 @@ class Measured:
         self.done.append(name)
         return [len(self.done)]
 
-    def kept(self, suffix=".json"):
-        path = self.path.with_suffix(suffix)
+    def kept(self, suffix=""):
+        path = self.path.with_name(self.path.name + suffix)
         return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -1261,7 +1273,7 @@ def test_parts_are_measured_once(tmp_path, capsys):
     """What is of today is kept, in a file of its own until all of it is there; another GPU or source begins anew."""
     measured = Measured(tmp_path / "a.json")
     results = measured.run("--only", "two")
-    assert measured.done == ["two"] and "one" not in results and "left: one" in capsys.readouterr().out
+    assert measured.done == ["two"] and "one" not in results and "left" not in capsys.readouterr().out
     assert measured.kept() is None and measured.kept(".partial")["two"] == [1]
     results = measured.run()
     assert measured.done == ["one"] and measured.kept(".partial") is None and measured.kept() == results
@@ -1269,7 +1281,7 @@ def test_parts_are_measured_once(tmp_path, capsys):
     assert measured.run(date="tomorrow")["one"] == [1] and measured.done == []
     measured.run("--anew", "--only", "one")
     assert measured.done == ["one"] and measured.kept()["two"] == [1]
-    for other in ({"gpu": "another"}, {"torch": "2.12.0"}, {"sources": {"rows": "1"}}, {"seed": 1}):
+    for other in ({"gpu": "another"}, {"torch": "2.12.0"}, {"sources": {"rows": "1"}}, {"seed": 1}, {"eager": True}):
         measured.run(**other)
         assert measured.done == ["one", "two"] and other.items() <= measured.kept().items()
 
@@ -1283,12 +1295,24 @@ def test_parts_that_a_budget_has_no_room_for(tmp_path, capsys):
     assert measured.kept() == before
     measured.run("--only", "one", sources={"rows": "1"})
     assert measured.kept() == before and measured.kept(".partial")["sources"] == {"rows": "1"}
+    measured.path.with_name("a.json.partial").write_text("{")  # cut off by a full disk, say
+    measured.run(sources={"rows": "1"})
+    assert measured.done == ["one", "two"] and "cannot be read" in capsys.readouterr().out
+
+
+def test_a_part_that_lacks_what_it_needs(tmp_path, capsys):
+    """It stays open, and the others are kept beside the whole file of before."""
+    measured = Measured(tmp_path / "a.json")
+    measured.measure = lambda name: None if name == "two" else [1]
+    assert "two" not in measured.run() and "left: two" in capsys.readouterr().out
+    assert measured.kept() is None and measured.kept(".partial")["one"] == [1]
 
 
 def test_results_of_a_cpu_have_no_place(tmp_path, monkeypatch, capsys):
     """--save alone keeps results of a GPU, in its folder."""
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    assert parts.place("a.json", parts.STANDARD, {"gpu": None}) is None and "name a file" in capsys.readouterr().out
+    for facts in ({"gpu": None}, {"gpu": "NVIDIA Example", "eager": True}):
+        assert parts.place("a.json", parts.STANDARD, facts) is None and "name a file" in capsys.readouterr().out
     place = parts.place("a.json", parts.STANDARD, {"gpu": "NVIDIA Example"})
     assert place == tmp_path / "bench" / "results" / "example" / "a.json"
 
@@ -1312,10 +1336,13 @@ def figures_of(tmp_path, monkeypatch):
 
 def test_figures(figures_of, tmp_path, capsys):
     """What is old or missing is measured, in order, and then the pages are made; failures are named at the end."""
-    monkeyed = provenance.csrc_hash(tmp_path, "rows")
+    of_today = provenance.hashes_of("rows.json", root=tmp_path)
     place = provenance.place("rows.json", "NVIDIA Example")
     place.parent.mkdir(parents=True)
-    place.write_text(json.dumps({"csrc": "0", "sources": {"rows": monkeyed}}))
+    results = {"csrc": "0", "gpu": "NVIDIA Example", "sources": of_today} | dict.fromkeys(
+        importlib.import_module("rows").PARTS
+    )
+    place.write_text(json.dumps(results))
     pages = [f"bench/{name}.py" for name in figures.pages()]
     ran = figures_of("--budget", "100")
     expected = [m.script for file, m in provenance.RESULTS.items() if file not in ("rows.json", "ranks.json")]
@@ -1323,12 +1350,33 @@ def test_figures(figures_of, tmp_path, capsys):
     assert ran[0] == ("bench/grid.py", "--resume", "--budget", "100")
     text = capsys.readouterr().out
     assert "rows.json is of today" in text and "ranks.json is left out: it needs 2 GPUs" in text
-    place.write_text(json.dumps({"csrc": "0", "sources": {"rows": "0"}}))
+    lacking = {name: value for name, value in results.items() if name != "softmax"}
+    for other in (results | {"sources": {"rows": "0"}}, results | {"gpu": "NVIDIA Example PCIe"}, lacking, "{"):
+        place.write_text(other if other == "{" else json.dumps(other))
+        assert not figures.is_of_today("rows.json", "NVIDIA Example")
+    place.write_text(json.dumps(lacking))
     assert figures_of("--only", "rows")[0] == ("bench/rows.py", "--save", "--budget", "inf")
     assert [script for script, *_ in figures_of("--budget", "0")] == pages
     assert "rows.json is left for the next run" in capsys.readouterr().out
+    assert [script for script, *_ in figures_of("--pages")] == pages
     with pytest.raises(SystemExit, match=r"failed: weighted\.json$"):
         figures.main([])
+
+
+def test_what_a_grid_lacks(monkeypatch):
+    """Cells that are missing or failed, on the GPU or the CPU, and cells of another CPU backend, are measured again."""
+    here = {"csrc": provenance.csrc_hash(part="cpu"), "cases": [{}] * len(cases.cpu_cases())}
+    whole = {"cells": 2, "cases": [{}, {}], "cpu": here}
+    assert not figures.lacks("grid.json", whole)
+    for other in ({"cases": [{}]}, {"cases": [{}, {"error": "no bits"}]}, {"cpu": here | {"cases": []}}):
+        assert figures.lacks("grid.json", whole | other)
+    assert figures.lacks("grid.json", whole | {"cpu": here | {"csrc": "0"}})
+
+
+def test_names_of_gpus():
+    """Short, and of different GPUs different."""
+    names = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA GeForce RTX 4090": "RTX 4090", "NVIDIA RTX A6000": "RTX A6000"}
+    assert {name: provenance.short(name) for name in names} == names
 
 
 @pytest.mark.parametrize(
