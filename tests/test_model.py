@@ -84,7 +84,8 @@ def test_small_floats_round_as_torch(name):
     """Rounding from float32 is torch's: nearest, ties to even, overflow and subnormals included."""
     rng = np.random.default_rng(2)
     bits = rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)
-    halfway = (model._LADDERS[name][1:] + model._LADDERS[name][:-1]) / 2
+    numbers = model._ladder(name)
+    halfway = (numbers[1:] + numbers[:-1]) / 2
     with np.errstate(over="ignore"):
         near = np.concatenate([halfway, np.nextafter(halfway, 0), np.nextafter(halfway, np.inf)]).astype(np.float32)
     x = np.concatenate([bits.view(np.float32), near, -near, np.float32([0, -0.0, np.inf, -np.inf, np.nan])])
