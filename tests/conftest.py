@@ -21,8 +21,11 @@ sys.path.append(str(ROOT / "tools"))
 sys.path += map(str, sorted(path for path in (ROOT / "tests").iterdir() if path.is_dir()))  # tests import each other
 import toolkit  # noqa: E402
 
-if not torch.cuda.is_available():  # compiling processes of Inductor's would take more time to start than they save
+if not torch.cuda.is_available():
+    # Compiling processes of Inductor's would take more time to start than they save; so would those in which it tries
+    # the CPU's instructions, once for each process that compiles.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # The tests of documents, packaging, reports and the course, which `make test-docs` runs: whole files, or from one on.
 DOCS = {

@@ -93,31 +93,27 @@ def _values(name):
 
 
 _DECODED = {name: _values(name) for name in FORMATS}
-_LADDERS = {name: _ladder(name) for name in FORMATS}
 
 
 def _nearest(name, x):
     """The nearest code of a small float, ties to even, of float64 or int64 values."""
     exponent_bits, mantissa_bits, ieee = FORMATS[name]
-    # One code above the largest number: infinity, or NaN in the format without infinities. Its place on the ladder is
-    # the number that would stand there, which is what IEEE rounding compares with.
+    # One code above the largest number: infinity, or NaN in the format without infinities. It is what the number that
+    # would stand there is rounded to.
     over = ((1 << exponent_bits) - 1) << mantissa_bits if ieee else (1 << (exponent_bits + mantissa_bits)) - 1
-    ladder = _LADDERS[name][: over + 1]
-    magnitude = np.abs(x.astype(np.float64))
-    above = np.clip(np.searchsorted(ladder, magnitude, "left"), 1, over)
-    to_below, to_above = magnitude - ladder[above - 1], ladder[above] - magnitude
-    with np.errstate(invalid="ignore"):
-        up = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
-    if x.dtype == np.int64:  # float64 cannot hold these: compare as Python integers
-        for i in np.flatnonzero(np.abs(magnitude) >= 2.0**53):
-            if ladder[above.flat[i]] >= 2.0**53 and above.flat[i] < over:
-                low, high = int(ladder[above.flat[i] - 1]), int(ladder[above.flat[i]])
-                twice = 2 * abs(int(x.flat[i]))
-                up.flat[i] = twice > low + high or (twice == low + high and above.flat[i] % 2 == 0)
-    codes = np.where(up, above, above - 1)
-    codes = np.where(np.isnan(magnitude), (1 << (exponent_bits + mantissa_bits)) - 1, codes)
-    negative = np.signbit(x) if x.dtype != np.int64 else x < 0
-    sign = 1 << (exponent_bits + mantissa_bits)
+    bias, sign = (1 << (exponent_bits - 1)) - 1, 1 << (exponent_bits + mantissa_bits)
+    if x.dtype == np.int64:  # float64 does not hold all of them: a bit stands for the last ones, far behind a mantissa
+        magnitude, negative = np.abs(x).view(np.uint64), x < 0
+        rest = (magnitude & np.uint64(0x7FF) != 0).astype(np.uint64)
+        short = (magnitude >> np.uint64(11) | rest) << np.uint64(11)
+        magnitude = np.where(magnitude >> np.uint64(53) != 0, short, magnitude).astype(np.float64)
+    else:
+        magnitude, negative = np.abs(x), np.signbit(x)
+    bounded = np.minimum(magnitude, 2.0 ** (bias + 2))
+    exponent = np.frexp(np.maximum(bounded, 2.0 ** (1 - bias)))[1] - 1
+    mantissa = np.rint(np.ldexp(bounded, mantissa_bits - exponent))  # to even
+    codes = np.minimum(((exponent + bias - 1) << mantissa_bits) + mantissa.astype(np.int64), over)
+    codes = np.where(np.isnan(magnitude), sign - 1, codes)
     return (codes | np.where(negative, sign, 0)).astype(STORAGE[name][0])
 
 
@@ -354,9 +350,10 @@ def fused(a, b, c):
     total = product + c
     back = total - product
     rest = (product - (total - back)) + (c - back)
-    even = total.view(np.int64) % 2 == 0
-    odd = np.where(np.isfinite(rest) & (rest != 0) & even, np.nextafter(total, np.copysign(np.inf, rest)), total)
-    return odd.astype(np.float32)
+    bits = total.view(np.int64)
+    inexact = np.isfinite(rest) & (rest != 0) & (bits % 2 == 0)
+    further = np.signbit(rest) == np.signbit(total)
+    return (bits + np.where(inexact, np.where(further, 1, -1), 0)).view(np.float64).astype(np.float32)
 
 
 def exponential(x):

@@ -1,6 +1,7 @@
 """The NumPy model is itself right: it gives the pinned bits, and decodes and rounds as torch does."""
 
 import hashlib
+import itertools
 import json
 import math
 import pathlib
@@ -84,7 +85,8 @@ def test_small_floats_round_as_torch(name):
     """Rounding from float32 is torch's: nearest, ties to even, overflow and subnormals included."""
     rng = np.random.default_rng(2)
     bits = rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)
-    halfway = (model._LADDERS[name][1:] + model._LADDERS[name][:-1]) / 2
+    numbers = model._ladder(name)
+    halfway = (numbers[1:] + numbers[:-1]) / 2
     with np.errstate(over="ignore"):
         near = np.concatenate([halfway, np.nextafter(halfway, 0), np.nextafter(halfway, np.inf)]).astype(np.float32)
     x = np.concatenate([bits.view(np.float32), near, -near, np.float32([0, -0.0, np.inf, -np.inf, np.nan])])
@@ -202,3 +204,19 @@ def test_norms_against_their_plain_reading(source):
         else:
             (total,) = model.ordered_sum(np.array(wanted, real)[None])
             assert got == (total if power == 1 else model.roots(np.array([total]), int(power))[0])
+
+
+def test_fused():
+    """a * b + c is rounded once, also where it lies so near the middle of two numbers that float64 does not tell."""
+    steps = np.arange(1, 60)
+    signs = [np.array(each)[:, None] for each in zip(*itertools.product((1, -1), repeat=3), strict=True)]
+    a = (signs[0] * 2.0**-12 * (1 + signs[1] * steps * 2.0**-23)).astype(np.float32)
+    b = (2.0**-12 * (1 - signs[2] * steps * 2.0**-23)).astype(np.float32)
+    c = np.broadcast_to((signs[0] * (1 + 2.0**-23)).astype(np.float32), a.shape)
+    found = model.fused(a, b, c)
+    for x, y, z, ours in zip(*(each.ravel().tolist() for each in (a, b, c, found)), strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        near = [np.float32(z), *(np.nextafter(np.float32(z), np.float32(way)) for way in (-np.inf, np.inf))]
+        distances = sorted(abs(Fraction(float(each)) - exact) for each in near)
+        assert distances[0] < distances[1] and abs(Fraction(ours) - exact) == distances[0]
+    assert (found != (a.astype(np.float64) * b + c).astype(np.float32)).any()

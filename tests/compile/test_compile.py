@@ -8,7 +8,7 @@ import torch
 
 import torch_reduce
 from support import OPERATIONS, assert_same_bits, data, every_operation, python, taken
-from table import CASES, SEGMENTS, WEIGHTED, tensors
+from table import CASES, SEGMENTS, WEIGHTED, rotated, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script", "ignore:.*TF32|.*tensor cores")
 
@@ -222,8 +222,14 @@ def unknown_sizes():
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_sizes_known_only_from_the_data(name, unknown_sizes, device):
-    """One graph without a guard on such a size, whose values and gradients are eager's whatever the size."""
-    function = of_positive(name)
+    """One graph without a guard on such a size, whose values and gradients are eager's whatever the size.
+
+    Every second call of each name, in turns; all that only one name has.
+    """
+    calls = UNKNOWN[name]
+    if name not in ("weighted_sum", "dot"):
+        calls = rotated(calls, list(UNKNOWN).index(name), 2)
+    function = of_positive(name, calls)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         for shift in (0, 4, -0.5):

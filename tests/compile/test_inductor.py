@@ -3,16 +3,17 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 
-import inductor_cases as cases
 from torch_reduce import _inductor
 
-TESTS = pathlib.Path(__file__).resolve().parent
+PROGRAM = pathlib.Path(__file__).resolve().parent / "inductor_cases.py"  # which takes seconds to import
+CASES = re.findall(r"^def case_(\w+)\(", PROGRAM.read_text(), re.MULTILINE)
 
 pytest.importorskip("triton", reason="needs Triton")
 TORCH = ".".join(torch.__version__.split(".")[:2])
@@ -24,13 +25,13 @@ if TORCH not in _inductor.VERSIONS + _inductor.UNPROVEN:
 def errors(device):
     """{case: its error} of the cases that failed; they have a process of their own."""
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    command = [sys.executable, "-W", "ignore", str(TESTS / "inductor_cases.py"), device]
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), device]
     result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=1800)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("case", cases.CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_bits(case, errors):
     """Each case of tests/compile/inductor_cases.py, which says what it compares."""
     if TORCH in _inductor.UNPROVEN and case in ("conversions", "packages"):

@@ -13,6 +13,7 @@ import torch
 
 from outside import VIEWS
 from support import DTYPES, EVERY, MEAN, SUM, assert_same_bits, data
+from table import rotated
 from test_layouts import LAYOUTS
 
 STACK, GUARD = 64 << 10, 4 << 20  # bytes
@@ -71,14 +72,15 @@ def views(name, device):
 
 
 def calls(device):
-    """(what it is, a function that sums) for every kind of kernel."""
+    """(what it is, a function that sums) for every kind of kernel: operations take turns with views."""
     for name in DTYPES:
-        for what, view, dims in views(name, device):
+        taken = [op for op in EVERY if op.takes(name)]
+        targets = (torch.float64, torch.int64, torch.bool, torch.complex64, torch.float16)
+        for k, (what, view, dims) in enumerate(views(name, device), DTYPES.index(name)):
             dims = dims or None
-            for op in EVERY:
-                if op.takes(name):
-                    yield (op.name, name, what), lambda op=op, x=view, d=dims: op(x, d)
-            for target in (torch.float64, torch.int64, torch.bool, torch.complex64, torch.float16):
+            for op in rotated(taken, k):
+                yield (op.name, name, what), lambda op=op, x=view, d=dims: op(x, d)
+            for target in rotated(targets, k):
                 if target is not view.dtype:
                     yield (target, name, what), lambda x=view, d=dims, t=target: SUM(x, d, dtype=t)
 

@@ -1,5 +1,6 @@
 """The table of operations as Python reads it, and the operators that finish what ranks have joined."""
 
+import inspect
 import itertools
 import json
 import pathlib
@@ -7,7 +8,9 @@ import re
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import torch_reduce
 from support import DTYPES, POWERS, assert_same_bits, data, dtype_of, python, walked
 from torch_reduce import _operations
 
@@ -144,25 +147,31 @@ def test_it_is_read_late():
     )
 
 
-@pytest.mark.parametrize("mode", ["fake", "compiled"])
-def test_it_is_read_under_modes(mode):
+def forget():
+    """As in a process that has not asked for the table."""
+    for told in vars(_operations).values():
+        if hasattr(told, "cache_info"):
+            inspect.getclosurevars(told).nonlocals["cached"].cache_clear()
+    assert _operations._table.cache_info().currsize == _operations.known.cache_info().currsize == 0
+
+
+def test_it_is_read_under_modes():
     """The first to ask for it may be a call that is traced; and a graph does not end there."""
-    under = {
-        "fake": "with FakeTensorMode(): read()",
-        "compiled": "def norm(x): return torch_reduce.get_total_norm([x, x.bfloat16()], 3.0) + 1\n"
-        "x = torch.randn(9)\n"
-        "assert torch.compile(norm, backend='eager', fullgraph=True)(x).equal(norm(x))",
-    }
-    python(
-        "-c",
-        "import torch, torch_reduce\n"
-        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
-        "from torch_reduce import _operations as table\n"
-        "def read():\n"
-        "    assert table.known()['mean'].node == 'sum'\n"
-        "    assert table.node_dtype('mean', torch.int8, torch.float16) == torch.int64\n"
-        "    assert table.product_dtype(torch.int8, torch.float16, torch.float64) == torch.float64\n" + under[mode],
-    )
+    forget()
+    with FakeTensorMode():
+        assert _operations.known()["mean"].node == "sum"
+        assert _operations.node_dtype("mean", torch.int8, torch.float16) == torch.int64
+        assert _operations.product_dtype(torch.int8, torch.float16, torch.float64) == torch.float64
+    forget()
+
+    def norm(x):
+        return torch_reduce.get_total_norm([x, x.bfloat16()], 3.0) + 1
+
+    x = torch.randn(9)
+    torch._dynamo.reset()
+    found = torch.compile(norm, backend="eager", fullgraph=True)(x)
+    assert _operations._table.cache_info().misses == 1
+    assert found.equal(norm(x))
 
 
 def test_unknown_names():

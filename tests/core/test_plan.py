@@ -17,7 +17,7 @@ from support import dtype_of, invalid_argument
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROCESSORS = [1, 7, 66, 132, 264]
-MOST_TILES = 200_000  # plans of more tiles are checked by their description only
+MOST_TILES = 50_000  # plans of more tiles are checked by their description only
 MAX_GRID, MAX_WARPS = 2**31 - 1, 32
 SOURCES = ["float32", "bfloat16", "int8", "complex64", "float64"]
 MAX_GRID_DEPTH = 65535  # blocks along y and z
@@ -242,7 +242,7 @@ def check_plan(sizes, strides, dims, source="float32", target=None, tuning="", d
     next_first, next_leaf = first[order][1:], leaf[order][1:]
     same = next_leaf == leaf[order][:-1]
     assert (next_first[same] >= (first + count)[order][:-1][same]).all(), f"an output twice: {what}"
-    assert len(np.unique(leaf)) == plan["splits"] == -(-leaves // size), what
+    assert 1 + np.count_nonzero(~same) == plan["splits"] == -(-leaves // size), what
 
     # A partial sum stands at output * splits + split (a row's side by side) or split * outputs + output (neighbouring
     # columns' side by side): one place for each, and in an output's order of leaves.

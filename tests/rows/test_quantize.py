@@ -1,5 +1,6 @@
 """Rounding to float8 with a scale per block: against a model of the rule, and behind norms and products with silu."""
 
+import functools
 import itertools
 from fractions import Fraction
 
@@ -55,6 +56,7 @@ def nearest(quotients, dtype):
     return np.where(np.isnan(quotients), 0x7F, bits | np.signbit(quotients) * 0x80).astype(np.uint8)
 
 
+@functools.cache
 def power_above(quotient):
     """The least power of two that is not below a fraction."""
     k = -126
@@ -66,27 +68,24 @@ def power_above(quotient):
 def model(x, to):
     """The bits of values and of scales, float32 or float8_e8m0fnu, of a tensor of at least one dim."""
     numbers = x.detach().cpu().float().numpy().reshape(-1, x.shape[-1])
-    length, most = numbers.shape[1], MOST[to.dtype]
+    (rows, length), most = numbers.shape, MOST[to.dtype]
     size = length if to.block == "row" else to.block
-    values, scales = np.zeros(numbers.shape, np.uint8), []
+    begins = np.arange(0, length, size)
     with np.errstate(all="ignore"):
-        for row, begin in itertools.product(range(len(numbers)), range(0, length, size)):
-            block = numbers[row, begin : begin + size]
-            largest = np.abs(block).max()
-            if not np.isfinite(largest):
-                scale = np.float32(np.nan)
-                bits = 0xFF if to.scale == "ue8m0" else scale.view(np.uint32)
-            elif to.scale == "ue8m0":
-                k = power_above(Fraction(float(largest)) / most)
-                scale, bits = np.float32(2.0**k), k + 127
-            else:
-                scale = max(largest / np.float32(most), np.float32(2.0**-126))
-                bits = scale.view(np.uint32)
-            scales.append(bits)
-            values[row, begin : begin + size] = nearest(block / scale, to.dtype)
-    shape = x.shape[:-1]
-    kind = np.uint8 if to.scale == "ue8m0" else np.uint32
-    return values.reshape(x.shape), np.array(scales, kind).reshape(*shape, -1 if scales else 0)
+        largest = np.maximum.reduceat(np.abs(numbers), begins, axis=1) if length else np.zeros((rows, 0), np.float32)
+        if to.scale == "ue8m0":
+            powers = np.zeros(largest.shape, np.int64)
+            for at in zip(*np.nonzero(np.isfinite(largest)), strict=True):
+                powers[at] = power_above(Fraction(float(largest[at])) / most)
+            scale = np.where(np.isfinite(largest), np.ldexp(np.float32(1), powers), np.float32(np.nan))
+            scales = np.where(np.isfinite(largest), powers + 127, 0xFF).astype(np.uint8)
+        else:
+            scale = np.maximum(largest / np.float32(most), np.float32(2.0**-126))
+            scale[~np.isfinite(largest)] = np.nan
+            scales = scale.view(np.uint32)
+        assert scale.dtype == np.float32
+        values = nearest(numbers / np.repeat(scale, size, axis=1)[:, :length], to.dtype)
+    return values.reshape(x.shape), scales.reshape(*x.shape[:-1], scales.shape[1])
 
 
 def check(found, x, to, what=""):
