@@ -33,11 +33,6 @@ def cell(row):
     return f"{report.number(row['us'])} ({', '.join(ratios)})"
 
 
-def newest(all_results):
-    """The results that a page shows, of several GPUs: the last that were made."""
-    return sorted(all_results, key=lambda results: results["date"])[-1:]
-
-
 def grouped(rows, name):
     """{name of a row: the rows that have it}, in the order of the first."""
     found = {}
@@ -297,7 +292,7 @@ def summary(all_results, root):
             known = (f"{text} {column}" for column, text in zip(columns, texts, strict=True) if text)
             parts.append(f"- {names}: {'; '.join(known)}.")
     shown = [results for results in all_results if results["gpu"] in found]
-    sources = report.measured_when(shown, [provenance.sources(results) for results in shown], root)
+    sources = report.measured_when(shown, root)
     lines = [*report.table(["functions", *columns], rows), ""] if rows else []
     return [*lines, *([*parts, ""] if parts else []), *sources]
 
@@ -310,7 +305,7 @@ def documents(root, times):
     lines = summary([results for _, results in times], root)
     pages["README.md"] = report.fill(pages["README.md"], "family:functions", lines, NOTE)
     for name, (page, part, key) in PARTS.items():
-        known = newest([results for _, results in times if key in results])
+        known = report.newest([results for _, results in times if key in results])
         lines = [line for results in known for line in [*source_lines(results, root), *part(results)]]
         pages[page] = report.fill(pages[page], f"family:{name}", lines or ["not measured yet", ""], NOTE)
     return pages

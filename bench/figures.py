@@ -21,7 +21,6 @@ import time
 
 import provenance
 
-USERS_PATH = os.environ.get("PYTHONPATH")
 REPORTS = ("family", "rows", "index", "exact", "ranks", "models", "compiled", "ladder", "times", "report", "peers")
 
 
@@ -89,7 +88,8 @@ def lacks(file, results):
 
 def run(script, *arguments):
     """The exit status of a script of this repository."""
-    path = os.pathsep.join(map(str, (provenance.ROOT, provenance.ROOT / "bench", *filter(None, [USERS_PATH]))))
+    own = (str(provenance.ROOT), str(provenance.ROOT / "bench"), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(filter(None, own))
     command = [sys.executable, str(provenance.ROOT / script), *arguments]
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=False).returncode
 

@@ -33,8 +33,7 @@ import provenance
 import timing
 import torch_reduce
 
-RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-STANDARD = pathlib.Path("grid.json")  # stands for bench/results/<gpu>/grid.json
+STANDARD = pathlib.Path()  # stands for bench/results/<gpu>/grid.json
 AGAINST = ("torch", "compile", "cub", "read")
 VARIED = ("compile", "read")  # candidates with variants, as "compile PDL" or "read bulk 8 x2": the fastest one counts
 ROUNDS, MOST_ROUNDS = 11, 77
@@ -160,13 +159,7 @@ class Results:
         return kept
 
     def _path(self, path):
-        if path != STANDARD:
-            return path
-        gpu = self.table["gpu"]
-        if gpu is None:
-            print("nothing will be saved: only results of a GPU have a place of their own; name a file to keep these")
-            return None
-        return provenance.place(STANDARD, gpu)
+        return provenance.chosen_place("grid.json", path, self.table["gpu"])
 
     def has(self, case, against, cpu=False):
         found = [c for c in self._list(cpu) if c["name"] == case.name and "us" in c]

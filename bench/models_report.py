@@ -24,21 +24,16 @@ NOTE = "<!-- made by bench/models_report.py; do not edit -->"
 NOTHING = ["not measured yet", ""]
 
 
-def hashes_of(results):
-    """{part: hash} of the sources that were measured."""
-    return provenance.sources(results)
-
-
 def since(results, root):
     """What to add to the date: what of csrc/ has changed."""
-    return provenance.since(provenance.changed(hashes_of(results), root))
+    return provenance.since(provenance.changed(provenance.sources(results), root))
 
 
 def source_line(results, root=ROOT):
     """Where and when it was measured, on what, and what of csrc/ has changed since."""
     gpu = results["gpu"]
     where = f"{gpu}, driver {results['driver']}, CUDA {results['cuda']}" if gpu else "the CPU alone"
-    at = provenance.at(hashes_of(results)) + since(results, root)
+    at = provenance.at(provenance.sources(results)) + since(results, root)
     return (
         f"{where}; {results['date']}, torch {results['torch']}, Python {results['python']}, {results['cpu_name']}, "
         f"{results['cpu_threads']} threads;\n{at}."

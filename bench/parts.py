@@ -35,25 +35,21 @@ def parser(doc, parts, compiles=False):
 
 
 def place(file, path, facts):
-    """Where to keep the results: `path`, or for STANDARD the file of this GPU; None: nowhere."""
-    if path != STANDARD:
-        return path
-    if facts["gpu"] is None or facts.get("eager"):
-        what = "whole results of a GPU" if facts.get("eager") else "results of a GPU"
-        print(f"nothing is saved: only {what} have a place of their own; name a file to keep these")
-        return None
-    return provenance.place(file, facts["gpu"])
+    """Where to keep the results; None: nowhere."""
+    if facts.get("eager"):
+        return provenance.chosen_place(file, path, None, "whole results of a GPU")
+    return provenance.chosen_place(file, path, facts["gpu"])
 
 
 def earlier(path, facts):
     """The parts that were measured before as they would be now, with how long each took."""
-    for kept in (partial(path), path):
+    for file in (partial(path), path):
         try:
-            found = json.loads(kept.read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
         except ValueError:
-            print(f"{kept} cannot be read, and is left out of account")
+            print(f"{file} cannot be read, and is left out of account")
             continue
         if all(found.get(name) == facts.get(name) for name in SAME):
             return found
@@ -69,11 +65,21 @@ def chosen(parts, options):
     return [options.only] if options.only else list(parts)
 
 
+def kept(path, parts, options, facts):
+    """{part: (what it gave, its seconds)} of the parts that need not be measured."""
+    found = {} if path is None else earlier(path, facts)
+    again = chosen(parts, options) if options.anew else ()
+    return {
+        name: (found[name], found.get("seconds", {}).get(name, 0.0))
+        for name in parts
+        if name in found and name not in again
+    }
+
+
 def missing(file, parts, options, facts):
     """The chosen parts that a run would measure."""
-    path = place(file, options.save, facts)
-    kept = {} if path is None or options.anew else earlier(path, facts)
-    return [name for name in chosen(parts, options) if name not in kept]
+    there = kept(place(file, options.save, facts), parts, options, facts)
+    return [name for name in chosen(parts, options) if name not in there]
 
 
 def run(file, parts, options, facts, told=None):
@@ -85,12 +91,10 @@ def run(file, parts, options, facts, told=None):
     if getattr(options, "eager", False):
         facts = facts | {"eager": True}
     path, names = place(file, options.save, facts), chosen(parts, options)
-    kept = {} if path is None else earlier(path, facts)
     results = facts | {"seconds": {}}
-    for name in parts:
-        if name in kept and not (options.anew and name in names):
-            results[name] = kept[name]
-            results["seconds"][name] = kept.get("seconds", {}).get(name, 0.0)
+    for name, (found, seconds) in kept(path, parts, options, facts).items():
+        results[name] = found
+        results["seconds"][name] = seconds
     begin = time.monotonic()
     for name in names:
         if name in results:

@@ -109,8 +109,7 @@ def speed(section, loaded, root):
         text += [f"CUB is version {' and '.join(sorted(versions))}.", ""]
     text += [f"Not measured: {', '.join(absent)}.", ""] if absent else []
     files = [results for _, results in mine]
-    hashes = [provenance.sources(results, on_cpu=True) for results in files]
-    when = report.measured_when(files, hashes, root) if files else []
+    when = report.measured_when(files, root, on_cpu=True) if files else []
     return [*text, *when]
 
 

@@ -63,10 +63,7 @@ PARTS = {  # of csrc/, by the paths in it
 INDUCTOR = "torch_reduce/_inductor"  # a part as well, which is no C++: what Inductor makes of our functions
 NAMES = {"engine": "engine", "ladder": "ladder", "cpu": "engine on the CPU", "calls": "operators"}
 NAMES |= {"inductor": "lowerings for Inductor"}
-KERNELS = dict.fromkeys(FOLDERS) | {
-    "index": "sums by index",
-    "exact": "exact sums",
-}  # of what
+KERNELS = dict.fromkeys(FOLDERS) | {"index": "sums by index", "exact": "exact sums"}  # the words for them
 
 
 class Measured(NamedTuple):
@@ -197,13 +194,21 @@ def place(file, gpu):
     return ROOT / "bench" / "results" / gpu_slug(gpu) / file
 
 
+def chosen_place(file, path, gpu, what="results of a GPU"):
+    """Where to keep results: `path`, or for Path() the place of the GPU's `file`; None, and why, if `gpu` is None."""
+    if path != pathlib.Path():
+        return path
+    if gpu is None:
+        print(f"nothing is saved: only {what} have a place of their own; name a file to keep these")
+        return None
+    return place(file, gpu)
+
+
 def save(results, name, path):
-    """Writes `results` as JSON to `path`, or, if that is Path(), to bench/results/<gpu>/`name`."""
-    if path == pathlib.Path():
-        if results["gpu"] is None:
-            print("nothing is saved: only results of a GPU have a place of their own; name a file to keep these")
-            return
-        path = place(name, results["gpu"])
+    """Writes `results` as JSON to its chosen place, if there is one."""
+    path = chosen_place(name, path, results["gpu"])
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")

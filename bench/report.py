@@ -58,6 +58,11 @@ def load_results(root=ROOT, name="grid.json"):
     return [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
+def newest(all_results):
+    """The results that a page shows, of several GPUs: the last that were made."""
+    return sorted(all_results, key=lambda results: results["date"])[-1:]
+
+
 # --- pieces of Markdown -------------------------------------------------------------------------------------
 
 
@@ -295,12 +300,12 @@ def class_table(loaded, split):
     return lines + (folded("The worst cell of each", worst) if split else [])
 
 
-def measured_when(all_results, all_hashes, root):
-    """One line: where and when all of these were measured, and what of their {part: hash} has changed since; the last
-    line is empty."""
+def measured_when(all_results, root, on_cpu=False):
+    """One line: where and when all of these were measured, and which sources have changed since; also the CPU's, where
+    cells `on_cpu` are shown. The last line is empty."""
     dates = sorted(results["date"] for results in all_results)
     gpus, torchs = (provenance.listed(sorted({results[key] for results in all_results})) for key in ("gpu", "torch"))
-    changed = [provenance.changed(hashes, root) for hashes in all_hashes]
+    changed = [provenance.changed(provenance.sources(results, on_cpu), root) for results in all_results]
     since = provenance.since(list({part: None for parts in changed for part in parts}))
     if since and not all(changed):
         since = f"; some of it before a change of the sources: {sum(map(bool, changed))} of {len(changed)} files"
@@ -309,8 +314,7 @@ def measured_when(all_results, all_hashes, root):
 
 
 def when_slower(loaded, root):
-    results = [results for _, results in loaded]
-    return measured_when(results, [provenance.sources(each, on_cpu=True) for each in results], root)
+    return measured_when([results for _, results in loaded], root, on_cpu=True)
 
 
 def readme_slower(loaded, root):
@@ -660,8 +664,7 @@ def run_page(description, script, path, results_name, parts, arguments=None, not
     def make(root):
         page, found = (root / path).read_text(encoding="utf-8"), load_results(root, results_name)
         for marker, part in parts.items():
-            newest = sorted((results for _, results in found), key=lambda results: results["date"])[-1:]
-            lines = [line for results in newest for line in part(results, root)]
+            lines = [line for results in newest([results for _, results in found]) for line in part(results, root)]
             page = fill(page, marker, lines or list(nothing), note)
         return {path: page}
 

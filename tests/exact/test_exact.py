@@ -98,7 +98,7 @@ def modelled(elements, name, mean=False, nan_is_zero=False):
         elements = [0.0 if x != x else x for x in elements]
     if not elements:
         return math.nan if mean else 0.0
-    finite = math.isfinite(sum(elements))  # of which there is no special one
+    finite = math.isfinite(sum(elements))  # false if an element is infinite or NaN
     special = set() if finite else {x for x in elements if isinstance(x, float) and not math.isfinite(x)}
     if special:
         found = special.pop() if len(special) == 1 else math.nan

@@ -145,7 +145,7 @@ def test_pages_have_a_summary():
     assert "| prod | 4.00 (2.00 to 8.00) | 1.50 (1.50 to 1.50) | 0.50 |" in family_report.by_operation(rows, views)
     assert "| prod | 4.00 (2.00 to 8.00) | 1.50 (1.50 to 1.50) |" in family_report.by_operation(rows, [])
     days = [{"date": "2026-01-02"}, {"date": "2026-01-03"}, {"date": "2025-12-31"}]
-    assert family_report.newest(days) == [days[1]] and family_report.newest([]) == []
+    assert report.newest(days) == [days[1]] and report.newest([]) == []
     times = {"segment_sum": 2.0, "sum": 1.0, "segment_reduce": 4.0, "index_add": 1.0}
     results = {"rows": [{"lengths": "all of 1", "us": times}], "columns": []}
     assert "| all of 1 | 1 | 2.00 | 0.50 | 50% |" in family_report.segments(results)
